@@ -1,0 +1,278 @@
+//! One update: forward, `(w, c)` from its own log-probs, backward, clip, AdamW. Nothing is written before everything that
+//! can be refused has been looked at.
+
+use super::passes::{self, At, Micro};
+use super::{Qwen3Trainer, ids};
+use crate::head::{self, Side, Sides, Weighed, head_name};
+use crate::optimiser::Gradients;
+use crate::train_error::{TrainError, TrainResult};
+use crate::{Error, Qwen3};
+use candle_core::Tensor;
+use lockstep_core::dlc::loss::Scale;
+use lockstep_core::dlc::statistics::Statistics;
+use lockstep_core::dlc::weigh::Position;
+use lockstep_core::dlc::{Discrepancy, EssReport, LagRatio, Rule, TailModel, weigh};
+use lockstep_core::plan::Batch;
+use lockstep_core::ports::{StepOptions, StepReport};
+use lockstep_core::reward::ScoredBatch;
+use lockstep_core::score::{RolloutLogProbs, RowLogProbs, versions};
+use lockstep_core::version::WeightVersion;
+use std::collections::BTreeMap;
+
+/// What a step is given, checked.
+struct Step<'a> {
+    batch: &'a Batch,
+    log_s: &'a [RolloutLogProbs],
+    advantages: Vec<f64>,
+    tokens: f64,
+    options: &'a StepOptions,
+}
+
+/// What the forward saw of one token.
+struct Seen {
+    log_theta: RowLogProbs,
+    lag: LagRatio,
+    numeric: Discrepancy,
+}
+
+/// Some rollouts, gone through forward and backward.
+struct Pass {
+    micro: Micro,
+    log_s: Vec<RowLogProbs>,
+    loss: f64,
+    seen: Vec<Seen>,
+    gradients: Gradients,
+}
+
+/// What the whole batch showed.
+struct Tally {
+    loss: f64,
+    terms: Statistics,
+    lags: Vec<Vec<LagRatio>>,
+}
+
+impl Qwen3Trainer {
+    /// One update with the mean over all sampled tokens of the batch of
+    ///
+    /// ```text
+    /// -A [ sg(w_a) log p_a - sum_v sg(c_v) log p_v ]        A = R - mean R of the group
+    /// ```
+    ///
+    /// `log_s` are the scores at the version that drew each segment. The weights before the update stay as a snapshot.
+    ///
+    /// # Errors
+    /// An undeclared version, scores of another batch, an advantage, a ratio, a loss or a gradient that is no finite
+    /// number; with a tail on p_s also a version that is not live. Weights, moments and version are then as they were.
+    pub fn step(
+        &mut self,
+        scored: &ScoredBatch,
+        log_s: &[RolloutLogProbs],
+        options: &StepOptions,
+    ) -> TrainResult<StepReport> {
+        let step = Step::new(scored, log_s, options)?;
+        let (tally, gradients) = self.differentiate(&step)?;
+        if !tally.loss.is_finite() {
+            return Err(TrainError::Loss(tally.loss));
+        }
+        gradients.norm()?;
+        let copy = Qwen3::new(self.model.config().clone(), self.model.weights().snapshot()?)?;
+        let gradient_norm = self.optimiser.update(self.model.weights(), &gradients)?;
+        let before = self.version;
+        self.snapshots.insert(before, copy);
+        self.version = before.next();
+        let ess = step.ess(&tally.lags);
+        Ok(StepReport {
+            before,
+            after: self.version,
+            loss: tally.loss,
+            gradient_norm,
+            terms: tally.terms.report(),
+            ess,
+        })
+    }
+
+    /// The gradient a step would take, without taking it.
+    ///
+    /// # Errors
+    /// As [`Qwen3Trainer::step`].
+    pub fn gradient_of(
+        &self,
+        scored: &ScoredBatch,
+        log_s: &[RolloutLogProbs],
+        options: &StepOptions,
+    ) -> TrainResult<(f64, Gradients)> {
+        let (tally, gradients) = self.differentiate(&Step::new(scored, log_s, options)?)?;
+        Ok((tally.loss, gradients))
+    }
+
+    fn differentiate(&self, step: &Step<'_>) -> TrainResult<(Tally, Gradients)> {
+        let mut gradients = Gradients::zeros(self.model.weights());
+        let lags = vec![Vec::new(); step.batch.rollouts().len()];
+        let mut tally = Tally { loss: 0.0, terms: Statistics::default(), lags };
+        let ranges = passes::ranges(step.batch, self.settings.tokens_per_pass);
+        self.lanes.run(
+            &ranges,
+            |range| self.pass(step, range),
+            |pass| {
+                gradients.merge(&pass.gradients);
+                tally.loss += pass.loss;
+                for index in 0..pass.seen.len() {
+                    tally.add(step, &pass, index);
+                }
+                Ok(())
+            },
+        )?;
+        Ok((tally, gradients))
+    }
+
+    /// Forward and backward of some rollouts.
+    fn pass(&self, step: &Step<'_>, (start, end): (usize, usize)) -> TrainResult<Pass> {
+        let mut micro = Micro::new(step.batch, start..end)?;
+        let older = self.older_sides(step, &mut micro)?;
+        let log_s: Vec<RowLogProbs> = micro.at.iter().map(|at| step.log_s(*at)).collect();
+        let objective = |index: usize, log_theta| step.weigh(&micro, index, (log_theta, &log_s[index]));
+        let tokens = Tokens { rows: &micro.ids, asked: &micro.asked, older: &older };
+        let mut gradients = Gradients::zeros(self.model.weights());
+        let bytes = self.settings.logits_bytes;
+        let (loss, seen) = backward(&self.model, bytes, (&tokens, objective), &mut gradients)?;
+        Ok(Pass { micro, log_s, loss, seen, gradients })
+    }
+
+    /// The forwards under the sampler's weights, where the rule needs p_s on entries that are not known. The step's own
+    /// forward serves where those are the weights now.
+    fn older_sides(&self, step: &Step<'_>, micro: &mut Micro) -> TrainResult<Vec<Option<Side>>> {
+        let Rule::Dlc { tail: TailModel::SamplerWeights, .. } = step.options.rule else { return Ok(Vec::new()) };
+        let partial = micro.asked.iter().zip(&micro.at).filter(|(asked, _)| !asked.support.is_exact());
+        let mut versions: Vec<WeightVersion> = partial.filter_map(|(_, at)| step.version(*at)).collect();
+        versions.sort_unstable();
+        versions.dedup();
+        let side = |version: &WeightVersion| match *version == self.version {
+            true => Ok(None),
+            false => self.side(self.at(*version)?, micro).map(Some),
+        };
+        let sides = versions.iter().map(side).collect::<TrainResult<_>>()?;
+        for (asked, at) in micro.asked.iter_mut().zip(&micro.at).filter(|(asked, _)| !asked.support.is_exact()) {
+            asked.sampler = step.version(*at).and_then(|version| versions.binary_search(&version).ok());
+        }
+        Ok(sides)
+    }
+}
+
+impl<'a> Step<'a> {
+    fn new(scored: &'a ScoredBatch, log_s: &'a [RolloutLogProbs], options: &'a StepOptions) -> TrainResult<Self> {
+        let batch = scored.batch();
+        versions(batch)?;
+        check_scores(batch, log_s)?;
+        let advantages = scored.advantages();
+        for (rollout, &advantage) in batch.rollouts().iter().zip(&advantages) {
+            if !advantage.is_finite() {
+                return Err(TrainError::Advantage { rollout: rollout.id(), advantage });
+            }
+        }
+        let tokens = batch.tokens() as f64;
+        Ok(Self { batch, log_s, advantages, tokens, options })
+    }
+
+    fn version(&self, at: At) -> Option<WeightVersion> {
+        self.batch.rollouts()[at.rollout].segments()[at.segment].stamp.version()
+    }
+
+    fn log_s(&self, at: At) -> RowLogProbs {
+        let behavior = &self.batch.rollouts()[at.rollout].segments()[at.segment].behavior;
+        self.log_s[at.rollout][at.segment].row(behavior, at.position)
+    }
+
+    /// `(w, c)` of one token, with the share of the batch's mean that it has.
+    fn weigh(
+        &self,
+        micro: &Micro,
+        index: usize,
+        (log_theta, log_s): (RowLogProbs, &RowLogProbs),
+    ) -> TrainResult<Weighed<Seen>> {
+        let asked = &micro.asked[index];
+        let position = Position { support: &asked.support, log_s, log_theta: &log_theta };
+        let correction = weigh(&position, &self.options.rule);
+        let correction = correction.map_err(|source| TrainError::Weigh { place: asked.place, source })?;
+        let (lag, numeric) = position.decompose().map_err(TrainError::ratio(asked.place))?;
+        let advantage = self.advantages[micro.at[index].rollout] / self.tokens;
+        let scale = Scale { advantage, temperature: asked.temperature };
+        Ok(Weighed { correction, scale, seen: Seen { log_theta, lag, numeric } })
+    }
+
+    /// ESS of the answers drawn at one version, by version; an answer of several versions is in none.
+    fn ess(&self, lags: &[Vec<LagRatio>]) -> Vec<(WeightVersion, EssReport)> {
+        let mut by_version = BTreeMap::<WeightVersion, Vec<Vec<LagRatio>>>::new();
+        for (rollout, lags) in self.batch.rollouts().iter().zip(lags) {
+            let mut versions = rollout.segments().iter().map(|segment| segment.stamp.version());
+            if let Some(Some(first)) = versions.next()
+                && versions.all(|version| version == Some(first))
+            {
+                by_version.entry(first).or_default().push(lags.clone());
+            }
+        }
+        let horizon = self.options.horizon;
+        by_version.into_iter().filter_map(|(version, lags)| Some((version, EssReport::of(&lags, horizon)?))).collect()
+    }
+}
+
+impl Tally {
+    fn add(&mut self, step: &Step<'_>, pass: &Pass, index: usize) {
+        let (micro, log_s) = (&pass.micro, &pass.log_s[index]);
+        let Seen { log_theta, lag, numeric } = &pass.seen[index];
+        self.terms.push(&Position { support: &micro.asked[index].support, log_s, log_theta }, *lag, *numeric);
+        if let Rule::Dlc { lag_clip, .. } = step.options.rule
+            && lag_clip.is_active(*lag)
+        {
+            self.terms.count_clipped();
+        }
+        self.lags[micro.at[index].rollout].push(*lag);
+    }
+}
+
+fn check_scores(batch: &Batch, log_s: &[RolloutLogProbs]) -> TrainResult<()> {
+    let count = |what, found, expected, owner: String| match found == expected {
+        true => Ok(()),
+        false => Err(TrainError::Scored { what, found, expected, owner }),
+    };
+    count("rollouts", log_s.len(), batch.rollouts().len(), "batch".into())?;
+    for (rollout, scores) in batch.rollouts().iter().zip(log_s) {
+        let id = rollout.id();
+        count("segments", scores.len(), rollout.segments().len(), format!("rollout {id}"))?;
+        for (segment, (part, scores)) in rollout.segments().iter().zip(scores).enumerate() {
+            let wrong = |source| TrainError::Score { rollout: id, segment, source };
+            scores.check(&part.behavior).map_err(wrong)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rows that go through the model, the positions whose loss is asked for, and the sampler's sides for them: `None` is the
+/// side of the forward itself.
+pub(crate) struct Tokens<'a> {
+    pub(crate) rows: &'a [Vec<u32>],
+    pub(crate) asked: &'a [head::Asked],
+    pub(crate) older: &'a [Option<Side>],
+}
+
+/// Adds the gradient of the summed losses: the head's own by [`head::backward`], everything below it by candle from
+/// `(hidden * sg(dloss/dhidden)).sum()`.
+pub(crate) fn backward<X: Send + Sync>(
+    model: &Qwen3,
+    logits_bytes: usize,
+    (tokens, objective): (&Tokens<'_>, impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>> + Sync),
+    gradients: &mut Gradients,
+) -> TrainResult<(f64, Vec<X>)> {
+    let name = head_name(model.config().tied);
+    let hidden: Tensor = model.hidden_packed(&ids(tokens.rows), crate::Pass::Train)?;
+    let now = Side::new(model, &hidden, logits_bytes)?;
+    let sampler: Vec<Side> = tokens.older.iter().map(|side| side.as_ref().unwrap_or(&now).clone()).collect();
+    let sides = Sides { now: &now, sampler: &sampler };
+    let missing = || Error::Missing { name: name.into(), shape: vec![model.config().vocab, model.config().hidden] };
+    let head_gradient = gradients.get_mut(name).ok_or_else(missing)?;
+    let head = head::backward(sides, tokens.asked, objective, head_gradient)?;
+    if let Some(of_hidden) = &head.hidden {
+        let below = (&hidden * of_hidden)?.sum_all()?.backward()?;
+        gradients.add(model.weights(), &below, if model.config().tied { "" } else { name })?;
+    }
+    Ok((head.loss, head.seen))
+}

@@ -1,0 +1,65 @@
+//! Everything that can be wrong with the input of a kernel, with the numbers.
+
+use crate::chain::Filter;
+
+/// A refused input. Nothing in this crate panics on data.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A filter parameter outside its domain.
+    #[error("{filter} is {value}, wanted {wanted}")]
+    Parameter {
+        /// Name of the filter.
+        filter: &'static str,
+        /// The value given.
+        value: f64,
+        /// The domain in words.
+        wanted: &'static str,
+    },
+    /// The same kind of filter stated twice in one chain.
+    #[error("{first:?} and {second:?} are the same filter stated twice, at places {at:?} of the chain")]
+    Repeated {
+        /// The earlier statement.
+        first: Filter,
+        /// The later statement.
+        second: Filter,
+        /// Places in the chain, counted from 0.
+        at: (usize, usize),
+    },
+    /// A row without entries.
+    #[error("row is empty")]
+    EmptyRow,
+    /// A logit that is NaN or positive infinity.
+    #[error("logit of id {id} is {value}")]
+    BadLogit {
+        /// Position in the row, which is the vocabulary id.
+        id: usize,
+        /// The value found.
+        value: f64,
+    },
+    /// A row of negative infinities.
+    #[error("none of {len} logits is finite")]
+    NoFiniteLogit {
+        /// Length of the row.
+        len: usize,
+    },
+    /// An id outside the row.
+    #[error("id {id} at place {place} is outside a row of {len}")]
+    OutsideRow {
+        /// The id asked for.
+        id: u32,
+        /// Its place in the list of ids.
+        place: usize,
+        /// Length of the row.
+        len: usize,
+    },
+    /// Slices that must have one length have several.
+    #[error("{name} has {got} entries, param has {want}")]
+    Length {
+        /// The slice at fault.
+        name: &'static str,
+        /// Its length.
+        got: usize,
+        /// The length of the parameter slice.
+        want: usize,
+    },
+}

@@ -1,0 +1,19 @@
+//! The hot numeric loops of Lockstep, as pure functions on slices: what a truncated distribution *is*, how a token is
+//! drawn from it, the log-probabilities of a row, and one pass of the optimiser. Knows nothing of models, tensors, tokens'
+//! text or rewards. A CUDA kernel that does the same job is correct when it agrees with the function here.
+
+pub mod adamw;
+pub mod chain;
+pub mod draw;
+mod error;
+pub mod philox;
+pub mod rows;
+mod select;
+pub mod truncate;
+
+pub use chain::{Chain, Filter};
+pub use error::Error;
+pub use truncate::{Head, Kept, Logit, head, truncate};
+
+/// What every fallible function of this crate returns.
+pub type Result<T> = std::result::Result<T, Error>;
