@@ -79,14 +79,15 @@ pub(super) fn write(path: &Path, tensors: &BTreeMap<String, (Vec<usize>, Vec<u8>
     replace(path, &bytes)
 }
 
-/// A temporary file beside `path`, synced, renamed over it, and the folder synced.
+/// A temporary file beside `path`, synced, renamed over it, and the folder synced. A failure takes the temporary file back.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let temporary = path.with_file_name(name);
     let mut file = File::create(&temporary).map_err(file_error(&temporary))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(file_error(&temporary))?;
-    std::fs::rename(&temporary, path).map_err(file_error(path))?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(file_error(&temporary));
+    let renamed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(file_error(path)));
+    renamed.inspect_err(|_| drop(std::fs::remove_file(&temporary)))?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error(folder))
 }

@@ -1,0 +1,54 @@
+//! The built-in Qwen3 pair, each side in a process of its own, spoken to as any outside pair would be.
+
+use crate::{
+    client::{SamplerClient, TrainerClient},
+    process::{ProcessError, Service},
+    step::Pair,
+};
+use lockstep_core::ports::PortError;
+use std::{path::Path, sync::Arc};
+
+/// Both sides, running; gone when dropped.
+#[derive(Debug)]
+pub struct BuiltInPair {
+    /// The sampler and its control plane.
+    pub sampler: Arc<SamplerClient>,
+    /// The trainer.
+    pub trainer: Arc<TrainerClient>,
+    _services: [Service; 2],
+}
+
+/// A pair that did not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A process.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// A connection.
+    #[error(transparent)]
+    Port(#[from] PortError),
+}
+
+impl BuiltInPair {
+    /// Starts both sides on one model directory; the trainer publishes into `weights` and is configured by a file.
+    ///
+    /// # Errors
+    /// A process that does not come up or does not answer.
+    pub async fn start(model: &Path, weights: &Path, config: &Path) -> Result<Self, StartError> {
+        let option = |name: &str, path: &Path| [name.to_owned(), path.display().to_string()];
+        let model = option("--model", model);
+        let of_trainer = [&model[..], &option("--weights", weights), &option("--config", config)].concat();
+        let sampler = Service::start("sampler", &model).await?;
+        let trainer = Service::start("trainer", &of_trainer).await?;
+        Ok(Self {
+            sampler: Arc::new(SamplerClient::connect(sampler.address()).await?),
+            trainer: Arc::new(TrainerClient::connect(trainer.address()).await?),
+            _services: [sampler, trainer],
+        })
+    }
+
+    /// What a training step needs of it.
+    pub fn pair(&self) -> Pair {
+        Pair { control: self.sampler.clone(), scorer: self.trainer.clone(), trainer: self.trainer.clone() }
+    }
+}

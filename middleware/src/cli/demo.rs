@@ -1,0 +1,180 @@
+//! `lockstep demo`: the main job, end to end.
+
+use super::{DONE, INTERRUPTED, Outcome, print};
+use crate::{
+    built_in::BuiltInPair,
+    config::{Config, ConfigError, Stage},
+    input::Input,
+    journal::{WriteError, write_whole},
+    metrics::StepMetrics,
+    progress::say,
+    report::{self, RunSummary},
+    run::{Progressed, Run, RunError},
+};
+use clap::Args;
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+/// Arguments of `lockstep demo`.
+///
+/// Without any: makes a small Qwen3 that sorts letters (cached), then trains it by GRPO with a sampler that keeps its weights
+/// until the effective sample size of the lag ratio falls below one half.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// A Hugging Face directory of a Qwen3, in place of the small one; needs --prompts.
+    #[arg(long, requires = "prompts")]
+    model: Option<PathBuf>,
+    /// A JSONL file of {"prompt": "..", "answer": ".."}; needs --model.
+    #[arg(long, requires = "model")]
+    prompts: Option<PathBuf>,
+    /// How far Lockstep goes.
+    #[arg(long)]
+    stage: Option<Stage>,
+    /// Gives the sampler new weights after every N steps; 0 leaves it to the trigger.
+    #[arg(long, value_name = "N")]
+    sync_every: Option<u64>,
+    /// Seed of prompts and draws.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Training steps.
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Where the run is written; new or empty. By default the first free runs/demo-N.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// A configuration file in TOML; unknown keys are refused.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets a key of the configuration, as in `sampling.top_p=0.9`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Outcome {
+    let config = arguments.configuration()?;
+    let input = tokio::select! {
+        input = Input::open(&config) => input?,
+        _ = tokio::signal::ctrl_c() => {
+            say("interrupted before the first step; nothing was written");
+            return Ok(INTERRUPTED);
+        }
+    };
+    let out = claim(arguments.out.as_deref())?;
+    write_whole(&out.join("config.toml"), &config.to_toml())?;
+    let done = Mutex::new(Progressed::default());
+    let interrupted = tokio::select! {
+        trained = train(&config, input, &out, &done) => trained.map(|()| false)?,
+        _ = tokio::signal::ctrl_c() => true,
+    };
+    let metrics = done.into_inner().unwrap_or_else(PoisonError::into_inner).metrics;
+    conclude(&config, &metrics, &out)?;
+    if interrupted {
+        say(&format!("interrupted after step {} of {}", metrics.len(), config.steps));
+        return Ok(INTERRUPTED);
+    }
+    Ok(DONE)
+}
+
+impl Arguments {
+    /// The configuration file, then `--set`, then the options of their own.
+    fn configuration(&self) -> Result<Config, ConfigError> {
+        let mut settings = self.set.clone();
+        let mut option =
+            |key: &str, value: Option<String>| settings.extend(value.map(|value| format!("{key}={value}")));
+        let path = |path: &Option<PathBuf>| {
+            path.as_ref().map(|path| toml::Value::from(path.display().to_string()).to_string())
+        };
+        option("stage", self.stage.map(|stage| stage.to_string()));
+        option("sync_every", self.sync_every.map(|n| n.to_string()));
+        option("seed", self.seed.map(|seed| seed.to_string()));
+        option("steps", self.steps.map(|steps| steps.to_string()));
+        option("input.model", path(&self.model));
+        option("input.prompts", path(&self.prompts));
+        Config::resolve(self.config.as_deref(), &settings)
+    }
+}
+
+/// A directory that nobody has written to: the one asked for, or the first free of `runs/demo-N`.
+fn claim(asked: Option<&Path>) -> Result<PathBuf, WriteError> {
+    let Some(out) = asked else { return claim_next() };
+    let failed = |source| WriteError::new(out, source);
+    std::fs::create_dir_all(out).map_err(failed)?;
+    let occupied = std::fs::read_dir(out).map_err(failed)?.next().is_some();
+    if occupied {
+        return Err(failed(std::io::Error::other("the directory is not empty")));
+    }
+    Ok(out.to_owned())
+}
+
+fn claim_next() -> Result<PathBuf, WriteError> {
+    let runs = Path::new("runs");
+    std::fs::create_dir_all(runs).map_err(|source| WriteError::new(runs, source))?;
+    let mut number = 1;
+    loop {
+        let out = runs.join(format!("demo-{number}"));
+        match std::fs::create_dir(&out) {
+            Ok(()) => return Ok(out),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            Err(source) => return Err(WriteError::new(&out, source)),
+        }
+    }
+}
+
+async fn train(
+    config: &Config,
+    input: Input,
+    out: &Path,
+    done: &Mutex<Progressed>,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let running = BuiltInPair::start(&input.model, &out.join("weights"), &out.join("config.toml")).await?;
+    let (sampler, pair) = (running.sampler.clone(), running.pair());
+    let run = Run { config: config.clone(), sampler, pair, task: input.task, stop: input.stop };
+    run.train(out, done).await.map_err(|error: RunError| error.into())
+}
+
+/// The report and the last words.
+fn conclude(config: &Config, metrics: &[StepMetrics], out: &Path) -> Result<(), WriteError> {
+    let title = format!("Lockstep demo, seed {}", config.seed);
+    let summary = RunSummary {
+        title: &title,
+        stage: &config.stage.to_string(),
+        configuration: &config.to_toml(),
+        metrics,
+        threshold: config.trigger.threshold,
+        level: config.trigger.level,
+    };
+    let path = out.join("report.html");
+    write_whole(&path, &report::render(&summary))?;
+    table(metrics).iter().for_each(|row| print(row));
+    print(&format!("report: {}", path.display()));
+    Ok(())
+}
+
+/// What changed between the first and the last steps.
+fn table(metrics: &[StepMetrics]) -> Vec<String> {
+    let window = metrics.len().min(10);
+    let (first, last) = (&metrics[..window], &metrics[metrics.len() - window..]);
+    let mean = |steps: &[StepMetrics], of: fn(&StepMetrics) -> f64| {
+        steps.iter().map(of).sum::<f64>() / steps.len().max(1) as f64
+    };
+    let row = |name: &str, of: fn(&StepMetrics) -> f64| {
+        format!("{name:<22} {:>11.4} {:>11.4}", mean(first, of), mean(last, of))
+    };
+    let resyncs: Vec<String> =
+        metrics.iter().filter(|step| step.resync.is_some()).map(|step| step.step.to_string()).collect();
+    let after = if resyncs.is_empty() { String::new() } else { format!(", after steps {}", resyncs.join(", ")) };
+    vec![
+        format!("{:<22} {:>11} {:>11}", "mean over steps", format!("first {window}"), format!("last {window}")),
+        row("reward", |step| step.reward),
+        row("ESS, horizon", |step| step.ess.horizon),
+        row("ESS, sequence", |step| step.ess.sequence),
+        row("ESS, token", |step| step.ess.token),
+        row("lag KL, nats/token", |step| step.terms.lag.kl),
+        row("numeric KL, nats/token", |step| step.terms.numeric.kl),
+        row("ids in a support", |step| step.terms.support_size),
+        format!("re-synchronisations: {}{after}", resyncs.len()),
+    ]
+}

@@ -1,0 +1,97 @@
+//! `lockstep sampler` and `lockstep trainer`: the built-in pair, each in a process of its own.
+
+use super::{DONE, Outcome, print};
+use crate::{config::Config, process::LISTENING, server};
+use clap::Args;
+use lockstep_core::WeightVersion;
+use lockstep_engine::{
+    AdamW, Optimiser, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, TrainerPort, trainer::Settings,
+};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use tokio::{io::AsyncReadExt, net::TcpListener};
+
+/// The version of weights as they lie in a model directory, before the first step.
+const FIRST: WeightVersion = WeightVersion { epoch: 0, step: 0 };
+
+/// Where and how long to serve.
+#[derive(Debug, Args)]
+struct Listen {
+    /// Address to listen on; port 0 takes a free one. The first line on standard output says which.
+    #[arg(long, default_value = "127.0.0.1:50051", env = "LOCKSTEP_LISTEN")]
+    listen: SocketAddr,
+    /// Serve until standard input closes, and leave Ctrl-C to whoever holds it open.
+    #[arg(long, hide = true)]
+    until_stdin_closes: bool,
+}
+
+/// Arguments of `lockstep sampler`.
+#[derive(Debug, Args)]
+pub(super) struct SamplerArguments {
+    /// A Hugging Face directory of a Qwen3.
+    #[arg(long)]
+    model: PathBuf,
+    #[command(flatten)]
+    listen: Listen,
+}
+
+/// Arguments of `lockstep trainer`.
+#[derive(Debug, Args)]
+pub(super) struct TrainerArguments {
+    /// A Hugging Face directory of a Qwen3.
+    #[arg(long)]
+    model: PathBuf,
+    /// Where published weights go.
+    #[arg(long)]
+    weights: PathBuf,
+    /// A configuration; only its table `trainer` counts here.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Sets a key of the configuration, as in `trainer.learning_rate=1e-4`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    #[command(flatten)]
+    listen: Listen,
+}
+
+pub(super) async fn sampler(arguments: SamplerArguments) -> Outcome {
+    let model = Qwen3::load(&arguments.model)?;
+    let sampler = Arc::new(SamplerPort::new(Qwen3Sampler::new(&model, FIRST)?)?);
+    let listener = arguments.listen.bind().await?;
+    server::serve_sampler(sampler, listener, arguments.listen.until()).await?;
+    Ok(DONE)
+}
+
+pub(super) async fn trainer(arguments: TrainerArguments) -> Outcome {
+    let config = Config::resolve(arguments.config.as_deref(), &arguments.set)?.trainer;
+    let model = Qwen3::load(&arguments.model)?;
+    let rule =
+        AdamW { lr: config.learning_rate, betas: config.betas, eps: config.epsilon, weight_decay: config.weight_decay };
+    let optimiser = Optimiser::new(model.weights(), rule, config.clip_norm);
+    let trainer = Qwen3Trainer::new(model, optimiser, FIRST, Settings::new(arguments.weights));
+    let trainer = Arc::new(TrainerPort::new(trainer)?);
+    let listener = arguments.listen.bind().await?;
+    server::serve_trainer(trainer, listener, arguments.listen.until()).await?;
+    Ok(DONE)
+}
+
+impl Listen {
+    async fn bind(&self) -> std::io::Result<TcpListener> {
+        let listener = TcpListener::bind(self.listen)
+            .await
+            .map_err(|error| std::io::Error::new(error.kind(), format!("cannot listen on {}: {error}", self.listen)))?;
+        print(&format!("{LISTENING}{}", listener.local_addr()?));
+        Ok(listener)
+    }
+
+    async fn until(self) {
+        if self.until_stdin_closes {
+            let ignored = tokio::spawn(async { while tokio::signal::ctrl_c().await.is_ok() {} });
+            let mut stdin = tokio::io::stdin();
+            let mut byte = [0];
+            while matches!(stdin.read(&mut byte).await, Ok(read) if read > 0) {}
+            ignored.abort();
+        } else {
+            let _ = tokio::signal::ctrl_c().await;
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The files of a run: appended whole lines, or written whole. A write that fails leaves what was there.
+
+use serde::Serialize;
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+/// A file that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {source}", path.display())]
+pub struct WriteError {
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl WriteError {
+    /// What happened to which file.
+    pub fn new(path: &Path, source: io::Error) -> Self {
+        Self { path: path.to_owned(), source }
+    }
+}
+
+/// A JSONL file, one line a record.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    length: u64,
+}
+
+impl Journal {
+    /// Creates the file, which must not be there yet.
+    ///
+    /// # Errors
+    /// A file that is there, a directory that cannot be written.
+    pub fn create(path: PathBuf) -> Result<Self, WriteError> {
+        let file = File::create_new(&path).map_err(|source| WriteError::new(&path, source))?;
+        Ok(Self { path, file, length: 0 })
+    }
+
+    /// Appends one record as one line.
+    ///
+    /// # Errors
+    /// A disk that is full or broken; the half-written line is taken back.
+    pub fn append(&mut self, record: &impl Serialize) -> Result<(), WriteError> {
+        let line = serde_json::to_string(record).map_err(io::Error::from).map(|line| line + "\n");
+        let written = line.and_then(|line| self.file.write_all(line.as_bytes()).map(|()| line.len() as u64));
+        match written {
+            Ok(bytes) => {
+                self.length += bytes;
+                Ok(())
+            }
+            Err(source) => {
+                let taken_back = self.file.set_len(self.length);
+                taken_back.map_err(|source| WriteError::new(&self.path, source))?;
+                Err(WriteError::new(&self.path, source))
+            }
+        }
+    }
+}
+
+/// Writes a whole file: beside its place first, then into it.
+///
+/// # Errors
+/// A disk that is full or broken; nothing is left behind.
+pub fn write_whole(path: &Path, content: &str) -> Result<(), WriteError> {
+    let beside = path.with_extension("partial");
+    let write = || {
+        let mut file = File::create(&beside)?;
+        file.write_all(content.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)
+    };
+    write().map_err(|source| {
+        let _ = std::fs::remove_file(&beside);
+        WriteError::new(path, source)
+    })
+}

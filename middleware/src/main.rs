@@ -1,0 +1,7 @@
+//! The command line: `lockstep --help`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    lockstep::cli::main()
+}

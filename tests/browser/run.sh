@@ -1,0 +1,18 @@
+#!/bin/sh
+# Opens sample reports in headless Chromium. Without one it says so and passes, unless LOCKSTEP_BROWSER=required.
+set -eu
+cd "$(dirname "$0")/../.."
+
+if ! command -v chromium >/dev/null 2>&1; then
+  echo "browser check not run: there is no chromium"
+  [ "${LOCKSTEP_BROWSER:-}" != required ]
+  exit
+fi
+
+reports=target/reports
+mkdir -p "$reports"
+LOCKSTEP_REPORT_DIR="$PWD/$reports" cargo test -q -p lockstep --lib report
+for report in "$reports"/*.html; do
+  node tests/browser/check.mjs "$report"
+done
+node tests/browser/check.mjs --self-test "$reports/report-12.html"
