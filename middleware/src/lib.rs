@@ -8,6 +8,8 @@ pub mod built_in;
 pub mod cli;
 pub mod client;
 pub mod config;
+#[cfg(feature = "engine")]
+pub mod conformance;
 pub mod dispatch;
 #[cfg(feature = "engine")]
 pub mod input;
@@ -16,6 +18,7 @@ pub mod ledger;
 pub mod metrics;
 pub mod process;
 pub mod progress;
+pub mod queue;
 pub mod report;
 pub mod run;
 pub mod server;
