@@ -1,4 +1,4 @@
-//! The `lockstep` binary as its users run it: built once, with a cache of the tests' own, never for longer than [`LIMIT`].
+//! The `lockstep` binary as its users run it: built once, with a cache of the tests' own, no longer than [`LIMIT`].
 //!
 //! Waits on pipes and channels, never on a clock.
 

@@ -1,4 +1,4 @@
-//! Qwen3's own tokenizer: ids that drift when their text is encoded again, and a run on its vocabulary that never does so.
+//! Qwen3's own tokenizer: ids that drift when their text is encoded again, and a run on its vocabulary that does not.
 
 mod recorded;
 

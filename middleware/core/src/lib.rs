@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Data flows one way, and the modules follow it:
-//! [`support`] → [`behavior`] → [`delta`] → [`rollout`] → [`plan`] → [`reward`] → [`score`] → [`dlc`].
+//! [`support`] → [`behavior`] → [`delta`] → [`rollout`] → [`plan`] → [`reward`] → [`score`] → [`dlc`]; beside them stand
+//! its [`rivals`].
 
 pub mod behavior;
 pub mod delta;
@@ -20,6 +21,7 @@ pub mod plan;
 pub mod ports;
 pub mod profile;
 pub mod reward;
+pub mod rivals;
 pub mod rollout;
 pub mod sampling;
 pub mod score;

@@ -1,16 +1,18 @@
 //! A vector and its tolerance.
 
 use serde_json::Value;
-use std::path::Path;
+use std::{cell::RefCell, collections::BTreeSet, path::Path};
 
 /// One file of worked values.
 pub struct Golden {
     pub name: String,
+    pub description: String,
     pub inputs: Value,
     pub expected: Value,
     pub must_error: Vec<String>,
     rel: f64,
     abs: f64,
+    seen: RefCell<BTreeSet<String>>,
 }
 
 impl Golden {
@@ -23,14 +25,17 @@ impl Golden {
             name: path.file_stem().unwrap().to_string_lossy().into_owned(),
             rel: tolerance("f64_rel"),
             abs: tolerance("f64_abs"),
+            description: serde_json::from_value(json["description"].take()).unwrap_or_default(),
             must_error: serde_json::from_value(json["must_error"].take()).unwrap_or_default(),
             inputs: json["inputs"].take(),
             expected: json["expected"].take(),
+            seen: RefCell::default(),
         }
     }
 
     /// Compares a computed value with the expected one of that name; arrays by element, `null` with anything.
     pub fn check(&self, key: &str, found: impl Into<Value>) {
+        self.seen.borrow_mut().insert(key.into());
         let (expected, found) = (&self.expected[key], found.into());
         assert!(!expected.is_null(), "{}: {key} is not expected", self.name);
         if let Some(difference) = self.differs(expected, &found) {
@@ -43,6 +48,13 @@ impl Golden {
         if !self.expected[key].is_null() {
             self.check(key, found);
         }
+    }
+
+    /// Expected values that nothing was compared with.
+    pub fn unseen(&self) -> Vec<&String> {
+        let seen = self.seen.borrow();
+        let keys = self.expected.as_object().into_iter().flatten().map(|(key, _)| key);
+        keys.filter(|key| !seen.contains(*key)).collect()
     }
 
     /// Where and how two values differ.

@@ -57,6 +57,12 @@ fn lag_clip_low(golden: &Golden) -> f64 {
 
 fn check_rows(golden: &Golden, rows: &[Row], rule: &Rule) -> Vec<Corrected> {
     let corrected: Vec<Corrected> = rows.iter().map(|row| row.correct(rule)).collect();
+    check_corrected(golden, &corrected);
+    corrected
+}
+
+/// Weights, coefficients, losses and gradients of every position.
+pub fn check_corrected(golden: &Golden, corrected: &[Corrected]) {
     let all = |of: fn(&Corrected) -> Value| corrected.iter().map(of).collect::<Vec<Value>>();
     golden.check("token_weight", all(|row| row.weight.into()));
     golden.check("centring_coefficients", all(|row| row.centring.clone().into()));
@@ -65,7 +71,6 @@ fn check_rows(golden: &Golden, rows: &[Row], rule: &Rule) -> Vec<Corrected> {
     let sum: f64 = corrected.iter().map(|row| row.loss).sum();
     golden.check("loss_sum", sum);
     golden.check_if_given("loss_token_mean", sum / corrected.len() as f64);
-    corrected
 }
 
 /// Masses of heads and tails, where the vector gives them.

@@ -9,6 +9,7 @@ use lockstep_core::{
         weigh,
         weigh::Position,
     },
+    rivals::{Batch, Sequence},
     score::RowLogProbs,
     support::{Domain, Reported, Sampled},
 };
@@ -32,6 +33,7 @@ pub fn log_softmax(logits: &[f64], temperature: f64, ids: &[usize]) -> Vec<f64> 
 }
 
 /// The three distributions of one position over its domain, and what is known of q.
+#[derive(Clone)]
 pub struct Row {
     /// Ids of the domain.
     pub domain: Vec<usize>,
@@ -74,6 +76,32 @@ pub fn rows(golden: &Golden) -> Vec<Row> {
     .collect()
 }
 
+/// The drawn tokens of the rows as sequences, masked as the vector states.
+pub fn batch(golden: &Golden, rows: &[Row]) -> Batch {
+    let of: Vec<usize> = read(&golden.inputs["sequence_of_token"]);
+    let counts: Vec<u8> = read(&golden.inputs["loss_mask"]);
+    let column = |i: usize, of_row: fn(&Row) -> f64| -> Vec<f64> {
+        rows.iter().zip(&of).filter(|(_, sequence)| **sequence == i).map(|(row, _)| of_row(row)).collect()
+    };
+    let columns: Vec<_> = (0..=of.iter().copied().max().unwrap())
+        .map(|i| {
+            let mask: Vec<bool> = counts.iter().zip(&of).filter(|(_, s)| **s == i).map(|(c, _)| *c != 0).collect();
+            let advantages = column(i, |row| row.scale.advantage);
+            let drawn: [fn(&Row) -> f64; 3] =
+                [|row| row.log_theta[row.sampled], |row| row.log_s[row.sampled], |row| row.log_q[row.sampled]];
+            (drawn.map(|of_row| column(i, of_row)), advantages, mask)
+        })
+        .collect();
+    let sequences = columns.iter().map(|([log_theta, log_s, log_q], advantages, mask)| Sequence {
+        log_theta,
+        log_s,
+        log_q,
+        advantages,
+        mask,
+    });
+    Batch::new(&sequences.collect::<Vec<_>>()).unwrap()
+}
+
 impl Row {
     fn token(&self, place: usize) -> TokenId {
         TokenId(self.domain[place] as u32)
@@ -102,11 +130,20 @@ impl Row {
         }
     }
 
-    pub fn correct(&self, rule: &Rule) -> Corrected {
+    /// What a function of the position makes of it.
+    pub fn with_position(&self, of: impl Fn(&Position<'_>) -> TokenCorrection) -> Corrected {
         let (support, log_s, log_theta) =
             (self.support(), self.log_probs(&self.log_s), self.log_probs(&self.log_theta));
-        let correction = weigh(&Position { support: &support, log_s: &log_s, log_theta: &log_theta }, rule).unwrap();
-        self.apply(correction)
+        self.apply(of(&Position { support: &support, log_s: &log_s, log_theta: &log_theta }))
+    }
+
+    /// The drawn token weighted, nothing centred.
+    pub fn weighted(&self, w: f64) -> Corrected {
+        self.apply(TokenCorrection { w, c: vec![0.0; self.known.len()], tail: None })
+    }
+
+    pub fn correct(&self, rule: &Rule) -> Corrected {
+        self.with_position(|position| weigh(position, rule).unwrap())
     }
 
     pub fn apply(&self, correction: TokenCorrection) -> Corrected {

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Everything a loss needs is `(w, c)`, so the files follow the arithmetic:
-//! [`mod@decompose`] → [`ess`] → [`rule`] → [`mod@weigh`] → [`loss`] → [`resync`].
+//! [`mod@decompose`] → [`ess`] → [`rule`] → [`mod@weigh`] → [`loss`] → [`resync`]. The other forms stand in [`variant`].
 
 pub mod decompose;
 pub mod ess;
@@ -19,10 +19,15 @@ pub mod loss;
 pub mod resync;
 pub mod rule;
 pub mod statistics;
+pub mod variant;
 pub mod weigh;
+mod weigh_variant;
+pub mod wrong_on_purpose;
 
 pub use decompose::{Discrepancy, LagRatio, decompose};
 pub use ess::{EssLevel, EssReport};
 pub use resync::{Decision, Trigger};
 pub use rule::{LagClip, Rule, TailModel};
+pub use variant::{AdvantageSign, Centring, LagBound, NumericWeight, PpoClip, Variant, VariantError};
 pub use weigh::{TokenCorrection, weigh};
+pub use weigh_variant::VariantWeighError;

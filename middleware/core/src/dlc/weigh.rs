@@ -81,7 +81,7 @@ impl Position<'_> {
         decompose(TokenLogProbs { log_theta, log_s, sampled: self.support.sampled() })
     }
 
-    fn check(&self) -> Result<(), WeighError> {
+    pub(super) fn check(&self) -> Result<(), WeighError> {
         let (known, log_theta, log_s) = (self.support.known(), self.log_theta.log_p.len(), self.log_s.log_p.len());
         if log_theta != known || log_s != known {
             return Err(WeighError::Entries { known, log_theta, log_s });
@@ -96,7 +96,7 @@ impl Position<'_> {
     }
 
     /// Masses of q, p_s and p_theta off the known entries, floored; `None` when nothing is unknown.
-    fn tails(&self) -> Result<Option<Tails>, WeighError> {
+    pub(super) fn tails(&self) -> Result<Option<Tails>, WeighError> {
         let Some(q) = self.support.log_rest() else { return Ok(None) };
         let masses = self.log_s.log_rest.zip(self.log_theta.log_rest);
         let (p_s, p_theta) = masses.ok_or(WeighError::NoRest(q))?;
@@ -105,10 +105,10 @@ impl Position<'_> {
     }
 }
 
-struct Tails {
-    q: f64,
-    p_s: f64,
-    p_theta: f64,
+pub(super) struct Tails {
+    pub(super) q: f64,
+    pub(super) p_s: f64,
+    pub(super) p_theta: f64,
 }
 
 /// The `(w, c)` of one position under a rule.
