@@ -26,7 +26,7 @@ impl Input {
     /// Reads what the configuration names; makes the small model where it names none.
     ///
     /// # Errors
-    /// A model directory, tokenizer or prompt file that cannot be used.
+    /// A model directory, tokenizer or prompt file that cannot be used; answers longer than the model has positions for.
     pub async fn open(config: &Config) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let model = match &config.input.model {
             Some(model) => model.clone(),
@@ -39,8 +39,24 @@ impl Input {
             Some(prompts) => Arc::new(JsonlTask::load(prompts, config.seed, text)?),
             None => Arc::new(Sorting::new(config.seed, text)?),
         };
+        let (prompt, answer) = (task.longest_prompt(), config.sampling.max_new_tokens as usize);
+        if prompt + answer > shape.max_positions {
+            return Err(Box::new(TooLong { prompt, answer, positions: shape.max_positions }));
+        }
         Ok(Self { model, task, stop: shape.eos.into_iter().map(TokenId).collect(), drifting })
     }
+}
+
+/// Prompts and answers that do not fit the model.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a prompt of {prompt} ids and sampling.max_new_tokens {answer} are more than the model's max_position_embeddings \
+     {positions}"
+)]
+pub struct TooLong {
+    prompt: usize,
+    answer: usize,
+    positions: usize,
 }
 
 /// Of a few pairs of words, those whose joined ids are not the ids of the joined text.

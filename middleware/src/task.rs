@@ -19,6 +19,9 @@ pub trait Task: Send + Sync {
     /// What it is, in a word or a file name.
     fn name(&self) -> String;
 
+    /// Ids of the longest prompt.
+    fn longest_prompt(&self) -> usize;
+
     /// The prompt of a number; every number has one.
     fn prompt(&self, number: u64) -> &Prompt;
 

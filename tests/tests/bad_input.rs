@@ -275,7 +275,7 @@ fn configuration_files_that_say_nothing_or_something_unknown() {
 fn more_tokens_than_the_model_has_positions() {
     let place = Place::new();
     let finished = place.demo(&["--set", "sampling.max_new_tokens=1000", "--set", "batch.prompts=1"]);
-    place.refused(&finished, "max_position_embeddings");
+    place.refused_at_once(&finished, "max_new_tokens 1000 are more than the model's max_position_embeddings");
 }
 
 /// A model of a few hundred floats, so that its weights are smaller than the other files of a run.

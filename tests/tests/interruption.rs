@@ -130,6 +130,7 @@ fn ends_with_one_error(of: &str) {
     let errors: Vec<&str> = finished.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(errors, finished.stderr.lines().last().as_slice(), "{}", finished.stderr);
     assert!(errors[0].contains(of), "{}", errors[0]);
+    assert!(directory.path().join("out/report.html").exists(), "the steps that were done have their report");
     assert_eq!(files::half_written(&directory.path().join("out")), [] as [&Path; 0]);
 }
 

@@ -65,12 +65,19 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     let out = claim(arguments.out.as_deref())?;
     write_whole(&out.join("config.toml"), &config.to_toml())?;
     let done = Mutex::new(Progressed::default());
-    let interrupted = tokio::select! {
-        trained = train(&config, input, &out, &done) => trained.map(|()| false)?,
-        _ = tokio::signal::ctrl_c() => true,
+    let ended = tokio::select! {
+        trained = train(&config, input, &out, &done) => trained.map(|()| false),
+        _ = tokio::signal::ctrl_c() => Ok(true),
     };
     let metrics = done.into_inner().unwrap_or_else(PoisonError::into_inner).metrics;
-    conclude(&config, &metrics, &out)?;
+    if ended.is_err() && !metrics.is_empty() {
+        // What ended the run is what must be told, also where its report cannot be written.
+        let _ = write_report(&config, &metrics, &out);
+    }
+    let interrupted = ended?;
+    let report = write_report(&config, &metrics, &out)?;
+    table(&metrics).iter().for_each(|row| print(row));
+    print(&format!("report: {}", report.display()));
     if interrupted {
         say(&format!("interrupted after step {} of {}", metrics.len(), config.steps));
         return Ok(INTERRUPTED);
@@ -135,8 +142,8 @@ async fn train(
     run.train(out, done).await.map_err(|error: RunError| error.into())
 }
 
-/// The report and the last words.
-fn conclude(config: &Config, metrics: &[StepMetrics], out: &Path) -> Result<(), WriteError> {
+/// Writes `report.html` and says where.
+fn write_report(config: &Config, metrics: &[StepMetrics], out: &Path) -> Result<PathBuf, WriteError> {
     let title = format!("Lockstep demo, seed {}", config.seed);
     let summary = RunSummary {
         title: &title,
@@ -148,9 +155,7 @@ fn conclude(config: &Config, metrics: &[StepMetrics], out: &Path) -> Result<(), 
     };
     let path = out.join("report.html");
     write_whole(&path, &report::render(&summary))?;
-    table(metrics).iter().for_each(|row| print(row));
-    print(&format!("report: {}", path.display()));
-    Ok(())
+    Ok(path)
 }
 
 /// What changed between the first and the last steps.

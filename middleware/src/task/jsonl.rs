@@ -91,6 +91,10 @@ impl Task for JsonlTask {
         self.path.display().to_string()
     }
 
+    fn longest_prompt(&self) -> usize {
+        self.prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or_default()
+    }
+
     fn prompt(&self, number: u64) -> &Prompt {
         &self.prompts[(number % self.prompts.len() as u64) as usize]
     }

@@ -50,6 +50,10 @@ impl Task for Sorting {
         "sorting".into()
     }
 
+    fn longest_prompt(&self) -> usize {
+        LETTERS + 1
+    }
+
     fn prompt(&self, number: u64) -> &Prompt {
         &self.prompts[(number % PROMPTS) as usize]
     }
