@@ -24,7 +24,7 @@ pub fn path() -> &'static Path {
             profile.file_name().and_then(|name| name.to_str()).map(|name| if name == "debug" { "dev" } else { name });
         let name = name.unwrap_or_else(|| panic!("{} has no name", profile.display()));
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "lockstep", "--profile", name, "--target-dir"]);
+        build.args(["build", "--quiet", "--workspace", "--profile", name, "--target-dir"]);
         build.arg(target_directory()).current_dir(env!("CARGO_MANIFEST_DIR"));
         let built = build.status().expect("cargo starts");
         assert!(built.success(), "{build:?} ended with {built}");
