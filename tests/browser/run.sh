@@ -11,7 +11,7 @@ fi
 
 reports=target/reports
 mkdir -p "$reports"
-LOCKSTEP_REPORT_DIR="$PWD/$reports" cargo test -q -p lockstep --lib report
+LOCKSTEP_REPORT_DIR="$PWD/$reports" cargo test -q --workspace --lib report
 for report in "$reports"/*.html; do
   node tests/browser/check.mjs "$report"
 done
