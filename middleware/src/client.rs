@@ -10,9 +10,6 @@ use crate::wire::WireError;
 use lockstep_core::ports::PortError;
 use tonic::{Code, Status};
 
-/// Largest message accepted: a chunk, and what a single piece may add to it.
-const MAX_MESSAGE: usize = 8 << 20;
-
 fn port_error(who: &'static str) -> impl Fn(Status) -> PortError {
     move |status| {
         let what = format!("{who}: {}", status.message());

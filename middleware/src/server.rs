@@ -7,7 +7,7 @@ pub use sampler::SamplerService;
 pub use trainer::TrainerService;
 
 use crate::wire::{
-    WireError,
+    MAX_MESSAGE, WireError,
     proto::{sampler_server::SamplerServer, trainer_server::TrainerServer},
 };
 use lockstep_core::ports::{Control, PortError, Probe, Sampler, Scorer, Trainer};
@@ -15,9 +15,6 @@ use std::{future::Future, sync::Arc};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Status, transport};
-
-/// Largest message accepted: a chunk, and what a single piece may add to it.
-const MAX_MESSAGE: usize = 8 << 20;
 
 fn status(error: PortError) -> Status {
     match error {

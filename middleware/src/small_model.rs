@@ -182,6 +182,7 @@ fn make(directory: &Path, wanted: &AtomicBool) -> Result<(), SmallModelError> {
 fn warm_start(model: &Qwen3, text: &EngineText, wanted: &AtomicBool) -> Result<(), SmallModelError> {
     let rule = AdamW { lr: LEARNING_RATE, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0 };
     let mut optimiser = Optimiser::new(model.weights(), rule, 1.0);
+    let task = sorting::Sorting::new(SEED + 1, Arc::new(text.clone())).map_err(SmallModelError::Text)?;
     let progress = Progress::new("warm start", MOST_STEPS);
     let mut reached = 0.0;
     for step in 0..MOST_STEPS {
@@ -189,7 +190,7 @@ fn warm_start(model: &Qwen3, text: &EngineText, wanted: &AtomicBool) -> Result<(
             return Err(SmallModelError::Unwanted);
         }
         if step % STEPS_A_LOOK == 0 {
-            reached = share_right(model, text)?;
+            reached = share_right(model, &task)?;
             progress.at(step, &format!("{reached:.3} right, until {GOOD_ENOUGH}"));
             if reached >= GOOD_ENOUGH {
                 progress.finish();
@@ -215,8 +216,7 @@ fn example(text: &EngineText, number: u64) -> Result<Example, SmallModelError> {
 }
 
 /// Share of right answers among one sampled answer to each of [`LOOK`] prompts no example comes from.
-fn share_right(model: &Qwen3, text: &EngineText) -> Result<f64, SmallModelError> {
-    let task = sorting::Sorting::new(SEED + 1, Arc::new(text.clone())).map_err(SmallModelError::Text)?;
+fn share_right(model: &Qwen3, task: &sorting::Sorting) -> Result<f64, SmallModelError> {
     let filters = Filters { temperature: 0.8, top_k: 0, top_p: 0.95, min_p: 0.0 };
     let requests = (0..LOOK).map(|number| Request {
         prompt: task.prompt(number).ids.iter().map(|id| id.0).collect(),

@@ -1,7 +1,8 @@
 //! A sampler in another process.
 
-use super::{MAX_MESSAGE, port_error, unreachable, unreadable};
+use super::{port_error, unreachable, unreadable};
 use crate::wire::{
+    MAX_MESSAGE,
     batch::write_requests,
     proto::{self, sampler_client},
     required, words,

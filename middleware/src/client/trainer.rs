@@ -1,7 +1,8 @@
 //! A trainer in another process.
 
-use super::{MAX_MESSAGE, port_error, unreachable, unreadable};
+use super::{port_error, unreachable, unreadable};
 use crate::wire::{
+    MAX_MESSAGE,
     batch::{Purpose, ScoreReader, write_batch},
     proto::{self, trainer_client},
     required,

@@ -32,30 +32,18 @@ pub enum Purpose<'a> {
 
 /// Groups what comes into messages of at most [`CHUNK_BYTES`], unless a single piece is larger.
 fn chunks<T: Message>(pieces: impl IntoIterator<Item = T>) -> Vec<Vec<T>> {
-    let (mut chunks, mut bytes) = (vec![Vec::new()], 0);
+    let (mut full, mut last, mut bytes) = (Vec::new(), Vec::new(), 0);
     for piece in pieces {
         let size = piece.encoded_len();
         if bytes > 0 && bytes + size > CHUNK_BYTES {
-            chunks.push(Vec::new());
+            full.push(std::mem::take(&mut last));
             bytes = 0;
         }
         bytes += size;
-        chunks.extend_last(piece);
+        last.push(piece);
     }
-    chunks
-}
-
-trait ExtendLast<T> {
-    fn extend_last(&mut self, item: T);
-}
-
-impl<T> ExtendLast<T> for Vec<Vec<T>> {
-    fn extend_last(&mut self, item: T) {
-        match self.last_mut() {
-            Some(last) => last.push(item),
-            None => self.push(vec![item]),
-        }
-    }
+    full.push(last);
+    full
 }
 
 /// Requests in messages.

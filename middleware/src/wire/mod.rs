@@ -22,6 +22,9 @@ pub mod proto {
 /// Largest payload of one message in bytes; longer content is sent in several.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
+/// Largest message accepted: a chunk, and what a single piece may add to it.
+pub(crate) const MAX_MESSAGE: usize = 8 << 20;
+
 /// A message that says nothing the core can accept.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
