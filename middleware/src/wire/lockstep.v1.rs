@@ -391,6 +391,101 @@ pub struct ProbeGradient {
     #[prost(double, repeated, tag = "1")]
     pub gradient: ::prost::alloc::vec::Vec<f64>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MiddlewareDescription {
+    #[prost(string, tag = "1")]
+    pub lockstep_version: ::prost::alloc::string::String,
+    #[prost(enumeration = "Stage", tag = "2")]
+    pub stage: i32,
+    #[prost(message, optional, tag = "3")]
+    pub sampler: ::core::option::Option<SamplerDescription>,
+    /// The sampler's weights; absent when undeclared.
+    #[prost(message, optional, tag = "4")]
+    pub stamp: ::core::option::Option<Stamp>,
+    /// Whether the middleware has prompts of its own, so that `NextBatch` works.
+    #[prost(bool, tag = "5")]
+    pub pull: bool,
+    #[prost(uint32, tag = "6")]
+    pub lease_seconds: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlanId {
+    #[prost(uint64, tag = "1")]
+    pub plan: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpenPlanRequest {
+    /// Prompts in the plan.
+    #[prost(uint32, tag = "1")]
+    pub groups: u32,
+    /// Answers to each.
+    #[prost(uint32, tag = "2")]
+    pub answers: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OpenedPlan {
+    #[prost(uint64, tag = "1")]
+    pub plan: u64,
+    /// In dispatch order: group 0's answers first.
+    #[prost(message, repeated, tag = "2")]
+    pub rollouts: ::prost::alloc::vec::Vec<RolloutId>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConsumerId {
+    #[prost(string, tag = "1")]
+    pub consumer: ::prost::alloc::string::String,
+    /// Data-parallel rank and number of ranks; a batch is sharded by whole groups.
+    #[prost(uint32, tag = "2")]
+    pub rank: u32,
+    #[prost(uint32, tag = "3")]
+    pub ranks: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NextBatchRequest {
+    #[prost(message, optional, tag = "1")]
+    pub consumer: ::core::option::Option<ConsumerId>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Rewards {
+    #[prost(message, repeated, tag = "1")]
+    pub rewards: ::prost::alloc::vec::Vec<RolloutReward>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct RolloutReward {
+    #[prost(message, optional, tag = "1")]
+    pub rollout: ::core::option::Option<RolloutId>,
+    #[prost(double, tag = "2")]
+    pub reward: f64,
+}
+/// By rollout, in the trainer's order: the ids it trained on, and how many of each rollout's sampled tokens its mask kept.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Consumed {
+    #[prost(uint64, tag = "1")]
+    pub plan: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub rollouts: ::prost::alloc::vec::Vec<ConsumedRollout>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ConsumedRollout {
+    #[prost(message, optional, tag = "1")]
+    pub rollout: ::core::option::Option<RolloutId>,
+    #[prost(uint32, tag = "2")]
+    pub tokens: u32,
+    #[prost(uint32, tag = "3")]
+    pub masked_in: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ResyncDecision {
+    #[prost(bool, tag = "1")]
+    pub resynchronise: bool,
+    /// The trigger's level (`token`, `sequence`, `horizon`), its value on this batch, and its threshold.
+    #[prost(string, tag = "2")]
+    pub level: ::prost::alloc::string::String,
+    #[prost(double, tag = "3")]
+    pub ess: f64,
+    #[prost(double, tag = "4")]
+    pub threshold: f64,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Filter {
@@ -550,6 +645,38 @@ impl TailModel {
             "TAIL_MODEL_UNSPECIFIED" => Some(Self::Unspecified),
             "TAIL_MODEL_SAMPLER_WEIGHTS" => Some(Self::SamplerWeights),
             "TAIL_MODEL_COLLAPSED" => Some(Self::Collapsed),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Stage {
+    Unspecified = 0,
+    Observe = 1,
+    Fix = 2,
+    Dlc = 3,
+}
+impl Stage {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "STAGE_UNSPECIFIED",
+            Self::Observe => "STAGE_OBSERVE",
+            Self::Fix => "STAGE_FIX",
+            Self::Dlc => "STAGE_DLC",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "STAGE_UNSPECIFIED" => Some(Self::Unspecified),
+            "STAGE_OBSERVE" => Some(Self::Observe),
+            "STAGE_FIX" => Some(Self::Fix),
+            "STAGE_DLC" => Some(Self::Dlc),
             _ => None,
         }
     }
@@ -1922,6 +2049,893 @@ pub mod trainer_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "lockstep.v1.Trainer";
     impl<T> tonic::server::NamedService for TrainerServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod middleware_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
+    /// the plan's rollout ids, `SealPlan`, then `ReportConsumed`.
+    #[derive(Debug, Clone)]
+    pub struct MiddlewareClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl MiddlewareClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> MiddlewareClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> MiddlewareClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            MiddlewareClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        pub async fn describe(
+            &mut self,
+            request: impl tonic::IntoRequest<super::Empty>,
+        ) -> std::result::Result<
+            tonic::Response<super::MiddlewareDescription>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/Describe",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "Describe"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Fixes the membership of one batch; nothing of it has been sampled yet.
+        pub async fn open_plan(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OpenPlanRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenedPlan>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/OpenPlan",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "OpenPlan"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Waits until every rollout of the plan is there, then gives the batch with the rewards it has.
+        pub async fn seal_plan(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PlanId>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::BatchChunk>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/SealPlan",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "SealPlan"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Pull: the next batch in dispatch order. Waits for the slowest of its rollouts, and for their rewards.
+        pub async fn next_batch(
+            &mut self,
+            request: impl tonic::IntoRequest<super::NextBatchRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::BatchChunk>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/NextBatch",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "NextBatch"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        pub async fn reward(
+            &mut self,
+            request: impl tonic::IntoRequest<super::Rewards>,
+        ) -> std::result::Result<tonic::Response<super::Empty>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/Reward",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "Reward"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What the trainer really trained on. Held against the plan; a difference is an error that names both.
+        pub async fn report_consumed(
+            &mut self,
+            request: impl tonic::IntoRequest<super::Consumed>,
+        ) -> std::result::Result<tonic::Response<super::Empty>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/ReportConsumed",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "ReportConsumed"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The statistics of a step; the answer says whether the sampler is to get new weights.
+        pub async fn report_step(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StepReport>,
+        ) -> std::result::Result<tonic::Response<super::ResyncDecision>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/ReportStep",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "ReportStep"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Gives the sampler new weights, and waits until it draws with them.
+        pub async fn synchronise(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PublishedWeights>,
+        ) -> std::result::Result<tonic::Response<super::Stamp>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/Synchronise",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "Synchronise"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Keeps the lease of a consumer alive; without one for `lease_seconds`, what it was given is given again.
+        pub async fn heartbeat(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ConsumerId>,
+        ) -> std::result::Result<tonic::Response<super::Empty>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/lockstep.v1.Middleware/Heartbeat",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("lockstep.v1.Middleware", "Heartbeat"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod middleware_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with MiddlewareServer.
+    #[async_trait]
+    pub trait Middleware: std::marker::Send + std::marker::Sync + 'static {
+        async fn describe(
+            &self,
+            request: tonic::Request<super::Empty>,
+        ) -> std::result::Result<
+            tonic::Response<super::MiddlewareDescription>,
+            tonic::Status,
+        >;
+        /// Fixes the membership of one batch; nothing of it has been sampled yet.
+        async fn open_plan(
+            &self,
+            request: tonic::Request<super::OpenPlanRequest>,
+        ) -> std::result::Result<tonic::Response<super::OpenedPlan>, tonic::Status>;
+        /// Server streaming response type for the SealPlan method.
+        type SealPlanStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::BatchChunk, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Waits until every rollout of the plan is there, then gives the batch with the rewards it has.
+        async fn seal_plan(
+            &self,
+            request: tonic::Request<super::PlanId>,
+        ) -> std::result::Result<tonic::Response<Self::SealPlanStream>, tonic::Status>;
+        /// Server streaming response type for the NextBatch method.
+        type NextBatchStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::BatchChunk, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Pull: the next batch in dispatch order. Waits for the slowest of its rollouts, and for their rewards.
+        async fn next_batch(
+            &self,
+            request: tonic::Request<super::NextBatchRequest>,
+        ) -> std::result::Result<tonic::Response<Self::NextBatchStream>, tonic::Status>;
+        async fn reward(
+            &self,
+            request: tonic::Request<super::Rewards>,
+        ) -> std::result::Result<tonic::Response<super::Empty>, tonic::Status>;
+        /// What the trainer really trained on. Held against the plan; a difference is an error that names both.
+        async fn report_consumed(
+            &self,
+            request: tonic::Request<super::Consumed>,
+        ) -> std::result::Result<tonic::Response<super::Empty>, tonic::Status>;
+        /// The statistics of a step; the answer says whether the sampler is to get new weights.
+        async fn report_step(
+            &self,
+            request: tonic::Request<super::StepReport>,
+        ) -> std::result::Result<tonic::Response<super::ResyncDecision>, tonic::Status>;
+        /// Gives the sampler new weights, and waits until it draws with them.
+        async fn synchronise(
+            &self,
+            request: tonic::Request<super::PublishedWeights>,
+        ) -> std::result::Result<tonic::Response<super::Stamp>, tonic::Status>;
+        /// Keeps the lease of a consumer alive; without one for `lease_seconds`, what it was given is given again.
+        async fn heartbeat(
+            &self,
+            request: tonic::Request<super::ConsumerId>,
+        ) -> std::result::Result<tonic::Response<super::Empty>, tonic::Status>;
+    }
+    /// What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
+    /// the plan's rollout ids, `SealPlan`, then `ReportConsumed`.
+    #[derive(Debug)]
+    pub struct MiddlewareServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> MiddlewareServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for MiddlewareServer<T>
+    where
+        T: Middleware,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/lockstep.v1.Middleware/Describe" => {
+                    #[allow(non_camel_case_types)]
+                    struct DescribeSvc<T: Middleware>(pub Arc<T>);
+                    impl<T: Middleware> tonic::server::UnaryService<super::Empty>
+                    for DescribeSvc<T> {
+                        type Response = super::MiddlewareDescription;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Empty>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::describe(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DescribeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/OpenPlan" => {
+                    #[allow(non_camel_case_types)]
+                    struct OpenPlanSvc<T: Middleware>(pub Arc<T>);
+                    impl<
+                        T: Middleware,
+                    > tonic::server::UnaryService<super::OpenPlanRequest>
+                    for OpenPlanSvc<T> {
+                        type Response = super::OpenedPlan;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::OpenPlanRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::open_plan(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OpenPlanSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/SealPlan" => {
+                    #[allow(non_camel_case_types)]
+                    struct SealPlanSvc<T: Middleware>(pub Arc<T>);
+                    impl<
+                        T: Middleware,
+                    > tonic::server::ServerStreamingService<super::PlanId>
+                    for SealPlanSvc<T> {
+                        type Response = super::BatchChunk;
+                        type ResponseStream = T::SealPlanStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PlanId>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::seal_plan(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SealPlanSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/NextBatch" => {
+                    #[allow(non_camel_case_types)]
+                    struct NextBatchSvc<T: Middleware>(pub Arc<T>);
+                    impl<
+                        T: Middleware,
+                    > tonic::server::ServerStreamingService<super::NextBatchRequest>
+                    for NextBatchSvc<T> {
+                        type Response = super::BatchChunk;
+                        type ResponseStream = T::NextBatchStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::NextBatchRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::next_batch(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = NextBatchSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/Reward" => {
+                    #[allow(non_camel_case_types)]
+                    struct RewardSvc<T: Middleware>(pub Arc<T>);
+                    impl<T: Middleware> tonic::server::UnaryService<super::Rewards>
+                    for RewardSvc<T> {
+                        type Response = super::Empty;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Rewards>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::reward(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RewardSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/ReportConsumed" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportConsumedSvc<T: Middleware>(pub Arc<T>);
+                    impl<T: Middleware> tonic::server::UnaryService<super::Consumed>
+                    for ReportConsumedSvc<T> {
+                        type Response = super::Empty;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Consumed>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::report_consumed(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportConsumedSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/ReportStep" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportStepSvc<T: Middleware>(pub Arc<T>);
+                    impl<T: Middleware> tonic::server::UnaryService<super::StepReport>
+                    for ReportStepSvc<T> {
+                        type Response = super::ResyncDecision;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StepReport>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::report_step(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportStepSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/Synchronise" => {
+                    #[allow(non_camel_case_types)]
+                    struct SynchroniseSvc<T: Middleware>(pub Arc<T>);
+                    impl<
+                        T: Middleware,
+                    > tonic::server::UnaryService<super::PublishedWeights>
+                    for SynchroniseSvc<T> {
+                        type Response = super::Stamp;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PublishedWeights>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::synchronise(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SynchroniseSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/lockstep.v1.Middleware/Heartbeat" => {
+                    #[allow(non_camel_case_types)]
+                    struct HeartbeatSvc<T: Middleware>(pub Arc<T>);
+                    impl<T: Middleware> tonic::server::UnaryService<super::ConsumerId>
+                    for HeartbeatSvc<T> {
+                        type Response = super::Empty;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ConsumerId>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Middleware>::heartbeat(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = HeartbeatSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for MiddlewareServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "lockstep.v1.Middleware";
+    impl<T> tonic::server::NamedService for MiddlewareServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
