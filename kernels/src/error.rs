@@ -42,6 +42,14 @@ pub enum Error {
         /// Length of the row.
         len: usize,
     },
+    /// A row whose mass would not fit 64 bits.
+    #[error("row has {len} entries, at most {most} can be summed exactly")]
+    LongRow {
+        /// Its length.
+        len: usize,
+        /// The longest that can be.
+        most: usize,
+    },
     /// An id outside the row.
     #[error("id {id} at place {place} is outside a row of {len}")]
     OutsideRow {

@@ -6,13 +6,16 @@ pub mod adamw;
 pub mod chain;
 pub mod draw;
 mod error;
+pub mod mass;
 pub mod philox;
 pub mod rows;
+pub mod sample_report;
 mod select;
 pub mod truncate;
 
 pub use chain::{Chain, Filter};
 pub use error::Error;
+pub use sample_report::{Draw, SampleReport, sample_report};
 pub use truncate::{Head, Kept, Logit, head, truncate};
 
 /// What every fallible function of this crate returns.

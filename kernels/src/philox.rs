@@ -29,6 +29,12 @@ fn unit(high: u32, low: u32) -> f64 {
     bits as f64 / (1u64 << 53) as f64
 }
 
+/// The 64 random bits of token number `position` of request number `request` under `seed`; [`uniform`] is their upper 53.
+pub fn bits(seed: u64, request: u64, position: u64) -> u64 {
+    let [a, b, _, _] = block(seed, request, position);
+    u64::from(a) << 32 | u64::from(b)
+}
+
 /// The uniform in `[0, 1)` of token number `position` of request number `request` under `seed`.
 pub fn uniform(seed: u64, request: u64, position: u64) -> f64 {
     let [a, b, _, _] = block(seed, request, position);

@@ -1,9 +1,11 @@
 //! The definition of truncation: which tokens a chain of filters keeps, and the distribution left over them.
 //!
 //! Every filter keeps a prefix of the row ranked by (value descending, id ascending), so a chain is a sequence of prefix
-//! lengths and no row is ever sorted in full. Sums are f64.
+//! lengths and no row is ever sorted in full. Mass is summed in integers ([`mod@crate::mass`]), so a support does not depend on the
+//! order of the additions.
 
 use crate::chain::{Chain, Filter};
+use crate::mass::{self, mass};
 use crate::select::Ranked;
 use crate::{Error, Result};
 
@@ -48,14 +50,14 @@ pub struct Head {
 }
 
 /// A row under examination: its largest logit, how many are finite, how many are still kept.
-struct Row<'a, T> {
+pub(crate) struct Row<'a, T> {
     logits: &'a [T],
     max: f64,
     finite: usize,
     kept: usize,
     inv_t: f64,
-    /// Sum of `weight` over the finite entries at `inv_t`, where it is known.
-    total: Option<f64>,
+    /// Mass of the finite entries at `inv_t`, where it is known.
+    total: Option<u64>,
     ranked: Option<Ranked>,
 }
 
@@ -66,7 +68,7 @@ const BLOCK: usize = 64;
 const NEAR: f64 = 12.0;
 
 impl<'a, T: Logit> Row<'a, T> {
-    fn new(logits: &'a [T]) -> Result<Self> {
+    pub(crate) fn new(logits: &'a [T]) -> Result<Self> {
         let (mut max, mut finite) = (f64::NEG_INFINITY, 0);
         for (id, x) in logits.iter().enumerate() {
             let value = x.to_f64();
@@ -83,13 +85,24 @@ impl<'a, T: Logit> Row<'a, T> {
         }
     }
 
-    /// `exp((x - max) / T)`: the probability up to a factor, 1 for the largest.
-    fn weight(&self, x: f64) -> f64 {
-        ((x - self.max) * self.inv_t).exp()
+    /// `(x - max) / T`, at the temperature so far.
+    pub(crate) fn gap(&self, x: T) -> f64 {
+        (x.to_f64() - self.max) * self.inv_t
     }
 
-    fn total(&mut self) -> f64 {
-        let total = self.total.unwrap_or_else(|| self.logits.iter().map(|x| self.weight(x.to_f64())).sum());
+    /// The largest logit.
+    pub(crate) fn max(&self) -> f64 {
+        self.max
+    }
+
+    /// 1 / T, at the temperature so far.
+    pub(crate) fn inv_t(&self) -> f64 {
+        self.inv_t
+    }
+
+    /// Mass of the finite entries.
+    pub(crate) fn total(&mut self) -> u64 {
+        let total = self.total.unwrap_or_else(|| mass::total(self.logits, self.max, self.inv_t));
         self.total = Some(total);
         total
     }
@@ -104,6 +117,15 @@ impl<'a, T: Logit> Row<'a, T> {
         self.ranked.insert(ranked)
     }
 
+    /// Applies the filters that do something, in order.
+    pub(crate) fn apply_all(&mut self, chain: &Chain) {
+        for filter in chain.filters() {
+            if filter.truncates() || matches!(filter, Filter::Temperature(_)) {
+                self.apply(*filter);
+            }
+        }
+    }
+
     fn apply(&mut self, filter: Filter) {
         match filter {
             Filter::Temperature(t) => {
@@ -116,24 +138,25 @@ impl<'a, T: Logit> Row<'a, T> {
         }
     }
 
-    /// How many entries have `weight >= p`; the exponential is taken only near the boundary or above it.
+    /// How many entries have at least the share `p` of the largest's mass; masses are taken near the boundary and above it.
     fn at_least(&self, p: f64) -> usize {
-        let floor = self.max + (p.ln() - 1e-6) / self.inv_t;
-        let near = self.logits.iter().map(|x| x.to_f64()).filter(|x| *x >= floor);
-        near.filter(|x| self.weight(*x) >= p).count()
+        let (floor, goal) = (self.max + (p.ln() - 1e-6) / self.inv_t, share(p, mass::ONE));
+        let near = self.logits.iter().filter(|x| x.to_f64() >= floor);
+        near.filter(|x| mass(self.gap(**x)) >= goal).count()
     }
 
     /// Length of the prefix up to and with the first entry at which `cumulative mass >= p * mass of what is kept`.
     fn crossing(&mut self, p: f64) -> usize {
         let kept = self.kept;
-        let goal = p * if kept == self.finite { self.total() } else { self.sum_of_largest(kept) };
-        let (mut sum, mut seen, mut block) = (0.0, 0, BLOCK);
+        let goal = share(p, if kept == self.finite { self.total() } else { self.sum_of_largest(kept) });
+        let (mut sum, mut seen, mut block) = (0, 0, BLOCK);
         while seen < kept {
             let end = (seen + block).min(kept);
             let (max, inv_t) = (self.max, self.inv_t);
-            for (x, _) in &self.ranked(end).first(end)[seen..] {
+            let values: Vec<f64> = self.ranked(end).first(end)[seen..].iter().map(|(x, _)| *x).collect();
+            for mass in mass::masses(&values, max, inv_t) {
                 seen += 1;
-                sum += ((x - max) * inv_t).exp();
+                sum += mass;
                 if sum >= goal {
                     return seen;
                 }
@@ -143,12 +166,13 @@ impl<'a, T: Logit> Row<'a, T> {
         kept
     }
 
-    fn sum_of_largest(&mut self, n: usize) -> f64 {
+    fn sum_of_largest(&mut self, n: usize) -> u64 {
         let (max, inv_t) = (self.max, self.inv_t);
-        self.ranked(n).set(n).iter().map(|(x, _)| ((x - max) * inv_t).exp()).sum()
+        let values: Vec<f64> = self.ranked(n).set(n).iter().map(|(x, _)| *x).collect();
+        mass::total(&values, max, inv_t)
     }
 
-    fn ids(&mut self) -> Vec<u32> {
+    pub(crate) fn ids(&mut self) -> Vec<u32> {
         let n = self.kept;
         if n == self.finite {
             let finite = |x: &T| x.to_f64() > f64::NEG_INFINITY;
@@ -170,18 +194,19 @@ impl<'a, T: Logit> Row<'a, T> {
 /// ```
 pub fn truncate<T: Logit>(logits: &[T], chain: &Chain) -> Result<Kept> {
     let mut row = Row::new(logits)?;
-    for filter in chain.filters() {
-        if filter.truncates() || matches!(filter, Filter::Temperature(_)) {
-            row.apply(*filter);
-        }
-    }
+    row.apply_all(chain);
     let ids = row.ids();
     let total = row.total();
-    let gaps: Vec<f64> = ids.iter().map(|id| (logits[*id as usize].to_f64() - row.max) * row.inv_t).collect();
+    let gaps: Vec<f64> = ids.iter().map(|id| row.gap(logits[*id as usize])).collect();
     let sum: f64 = gaps.iter().map(|gap| gap.exp()).sum();
     let log_sum = sum.ln();
-    let kept_mass = if ids.len() == row.finite { 1.0 } else { (sum / total).min(1.0) };
+    let kept_mass = if ids.len() == row.finite { 1.0 } else { (sum * mass::ONE as f64 / total as f64).min(1.0) };
     Ok(Kept { ids, log_q: gaps.into_iter().map(|gap| gap - log_sum).collect(), kept_mass })
+}
+
+/// `p` of a mass, rounded up, at least 1.
+fn share(p: f64, of: u64) -> u64 {
+    ((p * of as f64).ceil() as u64).max(1)
 }
 
 /// The `k` largest entries of `kept` (ties to the lower id), and the log mass of the rest, summed over the rest itself.
