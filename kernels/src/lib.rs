@@ -10,7 +10,6 @@ pub mod mass;
 pub mod philox;
 pub mod rows;
 pub mod sample_report;
-mod select;
 pub mod truncate;
 
 pub use chain::{Chain, Filter};

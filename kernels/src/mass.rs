@@ -95,12 +95,21 @@ macro_rules! vectorised {
 
 #[inline(always)]
 fn plain_total<T: Logit>(row: &[T], max: f64, inv_t: f64) -> u64 {
-    row.iter().map(|x| mass((x.to_f64() - max) * inv_t)).sum()
+    let mut sum = 0;
+    for x in row {
+        sum += mass((x.to_f64() - max) * inv_t);
+    }
+    sum
 }
 
+// Loops and not iterators: `collect` is compiled on its own, without the features of its caller.
 #[inline(always)]
 fn plain_masses<T: Logit>(row: &[T], max: f64, inv_t: f64) -> Vec<u64> {
-    row.iter().map(|x| mass((x.to_f64() - max) * inv_t)).collect()
+    let mut masses = vec![0; row.len()];
+    for (mass_of, x) in masses.iter_mut().zip(row) {
+        *mass_of = mass((x.to_f64() - max) * inv_t);
+    }
+    masses
 }
 
 vectorised! {

@@ -6,7 +6,6 @@
 
 use crate::chain::{Chain, Filter};
 use crate::mass::{self, mass};
-use crate::select::Ranked;
 use crate::{Error, Result};
 
 /// A logit as an engine stores it.
@@ -49,23 +48,37 @@ pub struct Head {
     pub log_rest: f64,
 }
 
-/// A row under examination: its largest logit, how many are finite, how many are still kept.
+/// A row under examination: its largest logit, and the border of what is still kept.
 pub(crate) struct Row<'a, T> {
     logits: &'a [T],
     max: f64,
     finite: usize,
     kept: usize,
     inv_t: f64,
+    border: Border,
     /// Mass of the finite entries at `inv_t`, where it is known.
     total: Option<u64>,
-    ranked: Option<Ranked>,
 }
 
-/// The first block a search for the crossing token sorts; each next one is four times as long.
-const BLOCK: usize = 64;
+/// Kept are the entries above `value`, and of those equal to it the ones with an id of at most `last`: a prefix of the row
+/// ranked by (value descending, id ascending).
+#[derive(Debug, Clone, Copy)]
+struct Border {
+    value: f64,
+    last: usize,
+}
 
-/// Entries further below the largest than this many nats are looked at only when the nearer ones do not suffice.
-const NEAR: f64 = 12.0;
+impl Border {
+    fn keeps(self, id: usize, x: f64) -> bool {
+        x > self.value || (x == self.value && id <= self.last)
+    }
+}
+
+/// Bins of a nat in the search for the border.
+const BINS_A_NAT: f64 = 64.0;
+
+/// Bins of the search; the last holds everything that is too small to have mass.
+const BINS: usize = 2600;
 
 impl<'a, T: Logit> Row<'a, T> {
     pub(crate) fn new(logits: &'a [T]) -> Result<Self> {
@@ -78,10 +91,12 @@ impl<'a, T: Logit> Row<'a, T> {
             finite += usize::from(value > f64::NEG_INFINITY);
             max = max.max(value);
         }
+        // The smallest finite number: negative infinity is never kept.
+        let border = Border { value: f64::MIN, last: usize::MAX };
         match finite {
             _ if logits.is_empty() => Err(Error::EmptyRow),
             0 => Err(Error::NoFiniteLogit { len: logits.len() }),
-            _ => Ok(Self { logits, max, finite, kept: finite, inv_t: 1.0, total: None, ranked: None }),
+            _ => Ok(Self { logits, max, finite, kept: finite, inv_t: 1.0, border, total: None }),
         }
     }
 
@@ -107,16 +122,6 @@ impl<'a, T: Logit> Row<'a, T> {
         total
     }
 
-    /// A ranking that holds at least the `n` largest entries.
-    fn ranked(&mut self, n: usize) -> &mut Ranked {
-        let held = self.ranked.take().filter(|r| r.len() >= n);
-        let ranked = held.unwrap_or_else(|| {
-            let near = Ranked::above(self.logits, self.max - NEAR / self.inv_t);
-            if near.len() >= n { near } else { Ranked::above(self.logits, f64::NEG_INFINITY) }
-        });
-        self.ranked.insert(ranked)
-    }
-
     /// Applies the filters that do something, in order.
     pub(crate) fn apply_all(&mut self, chain: &Chain) {
         for filter in chain.filters() {
@@ -132,55 +137,73 @@ impl<'a, T: Logit> Row<'a, T> {
                 self.inv_t = 1.0 / t;
                 self.total = None;
             }
-            Filter::TopK(k) => self.kept = self.kept.min(k),
-            Filter::TopP(p) => self.kept = self.crossing(p),
-            Filter::MinP(p) => self.kept = self.kept.min(self.at_least(p)),
+            Filter::TopK(k) => self.keep_first(k),
+            Filter::TopP(p) => self.keep_mass(p),
+            Filter::MinP(p) => self.keep_first(self.at_least(p)),
         }
     }
 
-    /// How many entries have at least the share `p` of the largest's mass; masses are taken near the boundary and above it.
+    /// How many entries have at least the share `p` of the largest's mass.
     fn at_least(&self, p: f64) -> usize {
         let (floor, goal) = (self.max + (p.ln() - 1e-6) / self.inv_t, share(p, mass::ONE));
         let near = self.logits.iter().filter(|x| x.to_f64() >= floor);
         near.filter(|x| mass(self.gap(**x)) >= goal).count()
     }
 
-    /// Length of the prefix up to and with the first entry at which `cumulative mass >= p * mass of what is kept`.
-    fn crossing(&mut self, p: f64) -> usize {
-        let kept = self.kept;
-        let goal = share(p, if kept == self.finite { self.total() } else { self.sum_of_largest(kept) });
-        let (mut sum, mut seen, mut block) = (0, 0, BLOCK);
-        while seen < kept {
-            let end = (seen + block).min(kept);
-            let (max, inv_t) = (self.max, self.inv_t);
-            let values: Vec<f64> = self.ranked(end).first(end)[seen..].iter().map(|(x, _)| *x).collect();
-            for mass in mass::masses(&values, max, inv_t) {
-                seen += 1;
-                sum += mass;
-                if sum >= goal {
-                    return seen;
-                }
+    /// Cuts to the `n` largest.
+    fn keep_first(&mut self, n: usize) {
+        if n < self.kept {
+            self.cut(|_| 1, n as u64);
+        }
+    }
+
+    /// Cuts to the shortest prefix with `mass >= p * mass of what is kept`.
+    fn keep_mass(&mut self, p: f64) {
+        let masses = mass::masses(self.logits, self.max, self.inv_t);
+        let kept =
+            if self.kept == self.finite { masses.iter().sum() } else { self.kept_ids().map(|id| masses[id]).sum() };
+        self.cut(|id| masses[id], share(p, kept));
+    }
+
+    /// Bin of an entry: larger entries in earlier bins, equal ones in the same.
+    fn bin(&self, x: f64) -> usize {
+        (((self.max - x) * self.inv_t * BINS_A_NAT) as usize).min(BINS - 1)
+    }
+
+    /// Moves the border to the first entry of the ranking at which the weight up to and with it reaches `goal`.
+    fn cut(&mut self, weight: impl Fn(usize) -> u64, goal: u64) {
+        let mut bins = vec![0u64; BINS];
+        for id in self.kept_ids() {
+            bins[self.bin(self.logits[id].to_f64())] += weight(id);
+        }
+        let (mut bin, mut sum) = (0, 0);
+        while bin < BINS - 1 && sum + bins[bin] < goal {
+            sum += bins[bin];
+            bin += 1;
+        }
+        let value = |id: usize| self.logits[id].to_f64() + 0.0;
+        let mut crossing: Vec<(f64, usize)> =
+            self.kept_ids().filter(|id| self.bin(value(*id)) == bin).map(|id| (value(id), id)).collect();
+        crossing.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for (value, last) in crossing {
+            self.border = Border { value, last };
+            sum += weight(last);
+            if sum >= goal {
+                break;
             }
-            block *= 4;
         }
-        kept
+        self.kept = self.kept_ids().count();
     }
 
-    fn sum_of_largest(&mut self, n: usize) -> u64 {
-        let (max, inv_t) = (self.max, self.inv_t);
-        let values: Vec<f64> = self.ranked(n).set(n).iter().map(|(x, _)| *x).collect();
-        mass::total(&values, max, inv_t)
+    /// Ids of what is kept, ascending.
+    fn kept_ids(&self) -> impl Iterator<Item = usize> + '_ {
+        let border = self.border;
+        let kept = move |(id, x): (usize, &T)| border.keeps(id, x.to_f64()).then_some(id);
+        self.logits.iter().enumerate().filter_map(kept)
     }
 
-    pub(crate) fn ids(&mut self) -> Vec<u32> {
-        let n = self.kept;
-        if n == self.finite {
-            let finite = |x: &T| x.to_f64() > f64::NEG_INFINITY;
-            return (0u32..).zip(self.logits).filter(|(_, x)| finite(x)).map(|(id, _)| id).collect();
-        }
-        let mut ids: Vec<u32> = self.ranked(n).set(n).iter().map(|(_, id)| *id).collect();
-        ids.sort_unstable();
-        ids
+    pub(crate) fn ids(&self) -> Vec<u32> {
+        self.kept_ids().map(|id| id as u32).collect()
     }
 }
 
@@ -214,10 +237,10 @@ pub fn head(kept: &Kept, k: usize) -> Head {
     if k >= kept.ids.len() {
         return Head { ids: kept.ids.clone(), log_q: kept.log_q.clone(), log_rest: f64::NEG_INFINITY };
     }
-    let mut listed: Vec<u32> = match k {
-        0 => Vec::new(),
-        _ => Ranked::above(&kept.log_q, f64::NEG_INFINITY).set(k).iter().map(|(_, place)| *place).collect(),
-    };
+    let mut ranked: Vec<u32> = (0..kept.ids.len() as u32).collect();
+    let log_q = |place: u32| kept.log_q[place as usize];
+    ranked.select_nth_unstable_by(k, |a, b| log_q(*b).total_cmp(&log_q(*a)).then(a.cmp(b)));
+    let mut listed = ranked[..k].to_vec();
     listed.sort_unstable();
     let mut taken = listed.iter().peekable();
     let rest = (0u32..).zip(&kept.log_q).filter(|(place, _)| taken.next_if_eq(&place).is_none());
