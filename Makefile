@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda kernels-reference bench-kernels
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -56,3 +56,18 @@ false-alarms:
 ## Licences and advisories; needs cargo-deny.
 deny:
 	cargo deny check
+
+## Every CUDA kernel through nvcc (from PyPI, about 400 MB); needs no GPU.
+check-cuda:
+	sh kernels/cuda/check.sh
+
+## Supports and log-probs against a full sort in f64, at full vocabulary.
+kernels-reference:
+	cargo build --release -p lockstep-kernels --example sample_report
+	env -u RAYON_NUM_THREADS target/release/examples/sample_report reference 1000
+
+## One row of sample_report beside torch; TORCH_PYTHON is a Python with torch.
+TORCH_PYTHON ?= $(PARITY_VENV)/bin/python
+bench-kernels:
+	cargo build --release -p lockstep-kernels --example sample_report
+	env -u OMP_NUM_THREADS $(TORCH_PYTHON) kernels/benches/sample_report.py target/release/examples/sample_report 2 64

@@ -4,14 +4,9 @@
 // What is kept is a prefix of the row ranked by (logit descending, id ascending): every entry above `key`, and of those
 // equal to it the ones with an id of at most `last`. A filter moves that border by a radix descent over the keys, four
 // digits of eight bits, each one pass over the row. Mass is summed in integers, so no order of threads shows.
-#include "exact.cuh"
-
-#define THREADS 256
-#define WARPS (THREADS / 32)
-#define ALL 0xffffffffu
+#include "block.cuh"
 
 enum { TEMPERATURE = 0, TOP_K = 1, TOP_P = 2, MIN_P = 3 };
-enum { OK = 0, BAD_LOGIT = 1, NO_FINITE_LOGIT = 2 };
 
 struct Stage {
     int filter;
@@ -35,16 +30,6 @@ static __device__ __forceinline__ bool keeps(const Border& b, float x, u32 id) {
 }
 
 static __device__ __forceinline__ u64 mass_of(const Border& b, float x) { return mass(((double)x - b.max) * b.inv_t); }
-
-static __device__ __forceinline__ u64 block_sum(u64 v, u64* shared) {
-    for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(ALL, v, d);
-    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
-    __syncthreads();
-    u64 sum = 0;
-    for (int w = 0; w < WARPS; w++) sum += shared[w];
-    __syncthreads();
-    return sum;
-}
 
 // Sum of v over the threads before this one; `total` over all.
 static __device__ __forceinline__ u64 block_before(u64 v, u64* shared, u64* total) {
@@ -157,30 +142,6 @@ static __device__ __forceinline__ void apply(const float* row, int V, Border& b,
     if (s.filter == MIN_P && s.value > 0.0) min_share(row, V, b, s.value, shared);
 }
 
-// Largest finite logit; `status` says what is wrong with the row.
-static __device__ __forceinline__ float largest(const float* row, int V, u64* shared, u32* status) {
-    const float none = -__int_as_float(0x7f800000);
-    float max = none;
-    u64 bad = 0;
-    for (int i = threadIdx.x; i < V; i += THREADS) {
-        float x = row[i];
-        bad += !(x < -none);
-        max = x > max ? x : max;
-    }
-    bad = block_sum(bad, shared);
-    for (int d = 16; d; d >>= 1) {
-        float other = __shfl_xor_sync(ALL, max, d);
-        max = other > max ? other : max;
-    }
-    __shared__ float best[WARPS];
-    if ((threadIdx.x & 31) == 0) best[threadIdx.x >> 5] = max;
-    __syncthreads();
-    for (int w = 0; w < WARPS; w++) max = best[w] > max ? best[w] : max;
-    __syncthreads();
-    *status = bad ? BAD_LOGIT : max == none ? NO_FINITE_LOGIT : OK;
-    return max;
-}
-
 // The drawn token; writes the kept ids in order where they fit.
 static __device__ __forceinline__ u32 draw(const float* row, int V, const Border& b, u64 point, u32* ids, u32 cap, u64* shared) {
     __shared__ u32 drawn;
@@ -208,7 +169,7 @@ sample_report(const float* __restrict__ logits, int V, const Stage* __restrict__
     u32* my_ids = ids + (size_t)blockIdx.x * cap;
     double* my_log_q = log_q + (size_t)blockIdx.x * cap;
     Report r = {0.0, 0.0, 0.0, 0.0, 0, 0, OK, 0};
-    float max = largest(row, V, shared, &r.status);
+    float max = largest({row, nullptr, V}, shared, &r.status);
     if (r.status != OK) {
         if (threadIdx.x == 0) reports[blockIdx.x] = r;
         return;

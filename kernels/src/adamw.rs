@@ -44,7 +44,48 @@ impl Slot<'_> {
     }
 }
 
+/// What is one number a step; the memory layout of `Step` in `cuda/adamw.cu`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C)]
+pub struct Constants {
+    /// Factor of the gradient.
+    pub scale: f32,
+    /// Decay of the first moment.
+    pub b1: f32,
+    /// 1 - b1.
+    pub c1: f32,
+    /// Decay of the second moment.
+    pub b2: f32,
+    /// 1 - b2.
+    pub c2: f32,
+    /// 1 - lr wd.
+    pub keep: f32,
+    /// lr / (1 - b1^step).
+    pub rate: f32,
+    /// 1 / sqrt(1 - b2^step).
+    pub root: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+}
+
 impl AdamW {
+    /// The constants of step number `step` (the first is 1).
+    pub fn constants(&self, step: u64, grad_scale: f64) -> Constants {
+        let (b1, b2) = self.betas;
+        let t = step.max(1) as f64;
+        Constants {
+            scale: grad_scale as f32,
+            b1: b1 as f32,
+            c1: (1.0 - b1) as f32,
+            b2: b2 as f32,
+            c2: (1.0 - b2) as f32,
+            keep: (1.0 - self.lr * self.weight_decay) as f32,
+            rate: (self.lr / (1.0 - b1.powf(t))) as f32,
+            root: (1.0 / (1.0 - b2.powf(t)).sqrt()) as f32,
+            eps: self.eps as f32,
+        }
+    }
+
     /// Step number `step` (the first is 1) with the gradient scaled by `grad_scale`:
     ///
     /// ```text
@@ -54,12 +95,7 @@ impl AdamW {
     /// ```
     pub fn update(&self, slot: Slot<'_>, step: u64, grad_scale: f64) -> Result<()> {
         slot.check()?;
-        let (b1, b2) = self.betas;
-        let (t, keep) = (step.max(1) as f64, (1.0 - self.lr * self.weight_decay) as f32);
-        let rate = (self.lr / (1.0 - b1.powf(t))) as f32;
-        let root = (1.0 / (1.0 - b2.powf(t)).sqrt()) as f32;
-        let (eps, scale) = (self.eps as f32, grad_scale as f32);
-        let (b1, c1, b2, c2) = (b1 as f32, (1.0 - b1) as f32, b2 as f32, (1.0 - b2) as f32);
+        let Constants { scale, b1, c1, b2, c2, keep, rate, root, eps } = self.constants(step, grad_scale);
         let moments = slot.m.par_chunks_mut(CHUNK).zip(slot.v.par_chunks_mut(CHUNK));
         let weights = slot.param.par_chunks_mut(CHUNK).zip(slot.grad.par_chunks(CHUNK));
         weights.zip(moments).for_each(|((param, grad), (m, v))| {

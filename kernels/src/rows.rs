@@ -40,6 +40,13 @@ pub fn log_sum_exp(row: &[f32], inv_temperature: f64) -> Result<f64> {
     lse(row.iter().copied(), inv_temperature)
 }
 
+/// `-sum_v p_v ln p_v` in nats, with `p_v = exp(x_v / T) / sum_u exp(x_u / T)`.
+pub fn entropy(row: &[f32], inv_temperature: f64) -> Result<f64> {
+    let total = log_sum_exp(row, inv_temperature)?;
+    let finite = row.iter().map(|x| f64::from(*x) * inv_temperature - total).filter(|log_p| log_p.is_finite());
+    Ok(finite.map(|log_p| -log_p * log_p.exp()).sum())
+}
+
 /// `x_a / T - ln sum_v exp(x_v / T)` for every listed `a`; the sum runs over `over`. The ids are distinct.
 pub fn log_probs(row: &[f32], ids: &[u32], inv_temperature: f64, over: Over) -> Result<Vec<f64>> {
     if let Some(place) = ids.iter().position(|id| *id as usize >= row.len()) {
@@ -67,6 +74,14 @@ mod tests {
         let got = log_probs(&row, &[3, 0], 1.0 / 0.7, Over::Listed).unwrap();
         assert!((got.iter().map(|x| x.exp()).sum::<f64>() - 1.0).abs() < 1e-14);
         assert!((got[0] - got[1] - 1.5 / 0.7).abs() < 1e-14);
+    }
+
+    #[test]
+    fn entropy_of_known_distributions() {
+        assert!((entropy(&[2.0; 8], 0.3).unwrap() - 8f64.ln()).abs() < 1e-14);
+        assert_eq!(entropy(&[1.0, f32::NEG_INFINITY], 1.0), Ok(0.0));
+        let half = [0.0f32, 0.0, f32::NEG_INFINITY];
+        assert!((entropy(&half, 2.0).unwrap() - 2f64.ln()).abs() < 1e-14);
     }
 
     #[test]

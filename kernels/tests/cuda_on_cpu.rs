@@ -3,7 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails by panicking")]
 
-use lockstep_kernels::{Chain, Draw, Filter, SampleReport, philox, sample_report};
+use lockstep_kernels::{
+    Chain, Draw, Filter, SampleReport,
+    adamw::{AdamW, Slot},
+    philox,
+    rows::{self, Over},
+    sample_report,
+};
 use std::{
     io::Write,
     path::PathBuf,
@@ -19,23 +25,23 @@ fn program() -> &'static PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("cuda/shim");
-        let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sample_report");
+        let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels_on_cpu");
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
         let mut command = Command::new(&compiler);
         command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
         if cfg!(target_arch = "x86_64") && std::arch::is_x86_feature_detected!("fma") {
             command.arg("-mfma");
         }
-        let output = command.arg(folder.join("sample_report.cpp")).output();
+        let output = command.arg(folder.join("kernels.cpp")).output();
         let output = output.unwrap_or_else(|error| panic!("the test needs the C++ compiler {compiler}: {error}"));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         program
     })
 }
 
-fn run(argument: Option<&str>, problem: &[u8]) -> Output {
+fn run(kernel: &str, problem: &[u8]) -> Output {
     let mut command = Command::new(program());
-    command.args(argument).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg(kernel).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let problem = problem.to_vec();
@@ -166,7 +172,7 @@ fn compare(vocabulary: usize, chains: &[Chain], orders: &[u32]) {
         let problem = Problem { rows: rows(vocabulary, number as u64), chain: chain.clone(), seed: 9 };
         let want = problem.definition();
         for order in orders {
-            let got = answers(&run(None, &problem.bytes(*order)), problem.rows.len());
+            let got = answers(&run("sample_report", &problem.bytes(*order)), problem.rows.len());
             for (got, want) in got.iter().zip(&want) {
                 assert_same(got.as_ref().unwrap(), want.as_ref().unwrap());
             }
@@ -187,6 +193,86 @@ fn sample_report_is_its_definition_at_full_vocabulary() {
     compare(VOCABULARY, &[all[3].clone(), all[5].clone()], &[2]);
 }
 
+fn success(output: Output) -> Vec<u8> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// Log-sum-exp, entropy and status of every row, and the log-probs of its listed ids; the last number is the thread order.
+fn row_log_probs(
+    rows: &[Vec<f32>],
+    listed: &[Vec<u32>],
+    (inv_t, over): (f64, Over),
+    order: u32,
+) -> (Vec<[u64; 3]>, Vec<f64>) {
+    let ids: Vec<u32> = listed.concat();
+    let mut bytes = Vec::new();
+    let header = [rows.len() as u32, rows[0].len() as u32, ids.len() as u32, order, u32::from(over == Over::Listed), 0];
+    header.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
+    bytes.extend(inv_t.to_le_bytes());
+    rows.iter().flatten().for_each(|x| bytes.extend(x.to_le_bytes()));
+    let offsets = listed.iter().scan(0, |end, ids| {
+        *end += ids.len() as u32;
+        Some(*end)
+    });
+    std::iter::once(0).chain(offsets).chain(ids).for_each(|n| bytes.extend(n.to_le_bytes()));
+    let output = words(&success(run("row_log_probs", &bytes)));
+    let (sums, log_p) = output.split_at(rows.len() * 3);
+    let sums = sums.chunks_exact(3).map(|sum| [sum[0], sum[1], sum[2] & 0xffff_ffff]).collect();
+    (sums, log_p.iter().map(|word| f64::from_bits(*word)).collect())
+}
+
+#[test]
+fn row_log_probs_are_their_definition() {
+    let rows = rows(5003, 4);
+    let finite =
+        |row: &Vec<f32>| (0..5003).step_by(500).filter(|id| row[*id as usize].is_finite()).collect::<Vec<u32>>();
+    let mut listed: Vec<Vec<u32>> = rows.iter().map(finite).collect();
+    listed[3].push(2501);
+    for (inv_t, over) in [(1.0, Over::Vocabulary), (1.0 / 0.7, Over::Listed)] {
+        let (sums, log_p) = row_log_probs(&rows, &listed, (inv_t, over), 0);
+        assert_eq!(
+            (&sums, &log_p),
+            (&row_log_probs(&rows, &listed, (inv_t, over), 2).0, &row_log_probs(&rows, &listed, (inv_t, over), 1).1)
+        );
+        let mut got = log_p.iter();
+        for ((row, ids), [log_sum_exp, entropy, status]) in rows.iter().zip(&listed).zip(sums) {
+            assert_eq!(status, 0);
+            for want in rows::log_probs(row, ids, inv_t, over).unwrap() {
+                let got = got.next().unwrap();
+                assert!((got - want).abs() <= 1e-10, "{got} {want}");
+            }
+            if over == Over::Vocabulary {
+                let [got, h] = [log_sum_exp, entropy].map(f64::from_bits);
+                assert!((got - rows::log_sum_exp(row, inv_t).unwrap()).abs() <= 1e-10);
+                assert!((h - rows::entropy(row, inv_t).unwrap()).abs() <= 1e-9, "{h}");
+            }
+        }
+    }
+}
+
+#[test]
+fn adamw_is_its_definition_bit_for_bit() {
+    let n = 1000;
+    let noise = |stream| (0..n).map(|i| philox::normal(3, stream, i) as f32).collect::<Vec<f32>>();
+    let rule = AdamW { lr: 3e-3, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1 };
+    let (mut param, grad, mut m) = (noise(0), noise(1), noise(2));
+    let mut v: Vec<f32> = noise(3).into_iter().map(f32::abs).collect();
+    let c = rule.constants(7, 0.5);
+    let constants = [c.scale, c.b1, c.c1, c.b2, c.c2, c.keep, c.rate, c.root, c.eps];
+    let mut bytes: Vec<u8> = [n as u32, 2].iter().flat_map(|n| n.to_le_bytes()).collect();
+    bytes.extend(constants.iter().chain(&param).chain(&grad).chain(&m).chain(&v).flat_map(|x| x.to_le_bytes()));
+    let output = success(run("adamw", &bytes));
+    rule.update(Slot { param: &mut param, grad: &grad, m: &mut m, v: &mut v }, 7, 0.5).unwrap();
+    let (floats, copy) = output.split_at(3 * 4 * n as usize);
+    let want: Vec<u8> = param.iter().chain(&m).chain(&v).flat_map(|x| x.to_le_bytes()).collect();
+    assert!(floats == want, "weights and moments differ");
+    for (got, p) in copy.chunks_exact(2).zip(&param) {
+        let got = f32::from_bits(u32::from(u16::from_le_bytes(got.try_into().unwrap())) << 16);
+        assert!((got - p).abs() <= p.abs() / 256.0, "{got} is not the bf16 of {p}");
+    }
+}
+
 #[test]
 fn rows_without_a_distribution_are_said() {
     let mut rows = vec![vec![0.0f32; 300]; 4];
@@ -195,7 +281,7 @@ fn rows_without_a_distribution_are_said() {
     rows[3] = vec![f32::NEG_INFINITY; 300];
     let problem = Problem { rows, chain: chains()[1].clone(), seed: 1 };
     assert_eq!(problem.definition().iter().map(|row| row.is_err()).collect::<Vec<_>>(), [false, true, true, true]);
-    let got = answers(&run(None, &problem.bytes(0)), 4);
+    let got = answers(&run("sample_report", &problem.bytes(0)), 4);
     let status: Vec<u32> = got.iter().map(|row| row.as_ref().err().copied().unwrap_or(0)).collect();
     assert_eq!(status, [0, 1, 1, 2]);
 }
@@ -203,7 +289,7 @@ fn rows_without_a_distribution_are_said() {
 #[test]
 fn the_shim_names_what_a_gpu_would_hide() {
     let named = |kernel| {
-        let output = run(Some(kernel), &[]);
+        let output = run(kernel, &[]);
         (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     };
     let faults = [

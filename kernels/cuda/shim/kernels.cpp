@@ -1,0 +1,125 @@
+// Runs a kernel on the CPU: its name as argument, a problem on standard input, the answer on standard output, both as plain
+// memory. The names of kernels that are broken on purpose show what the shim finds.
+#include "../adamw.cu"
+#include "../row_log_probs.cu"
+#include "../sample_report.cu"
+#include <cstdio>
+#include <cstdlib>
+
+using cuda_on_cpu::Order;
+
+struct Problem {
+    u32 rows, vocabulary, cap, order, stages, unused;
+    Stage chain[4];
+};
+
+template <class T>
+static void read(T* into, size_t n) {
+    if (fread(into, sizeof(T), n, stdin) != n) {
+        fprintf(stderr, "the problem ends early\n");
+        exit(2);
+    }
+}
+
+template <class T>
+static void write(const std::vector<T>& from) {
+    fwrite(from.data(), sizeof(T), from.size(), stdout);
+}
+
+static void divergent_barrier(int* out) {
+    if (threadIdx.x < 16) __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
+static void bad_mask(int* out) {
+    if (threadIdx.x < 16) out[threadIdx.x] = __shfl_xor_sync(ALL, (int)threadIdx.x, 1);
+}
+
+static void unnamed_lane(int* out) { out[threadIdx.x] = __shfl_xor_sync(0xfffffffeu, (int)threadIdx.x, 1); }
+
+static void missing_barrier(int* out) {
+    __shared__ int values[64];
+    values[threadIdx.x] = (int)threadIdx.x;
+    out[threadIdx.x] = values[63 - threadIdx.x];
+}
+
+static void broken(void (*kernel)(int*)) {
+    int out[64];
+    cuda_on_cpu::launch(1, 64, Order::Forward, [&] { kernel(out); });
+    int poisoned = 0;
+    for (int v : out) poisoned += v == -1;
+    printf("%d of 64 values were read before they were written\n", poisoned);
+}
+
+static void run_sample_report() {
+    Problem p;
+    read(&p, 1);
+    std::vector<float> logits(size_t(p.rows) * p.vocabulary);
+    std::vector<u64> draws(size_t(p.rows) * 3);
+    read(logits.data(), logits.size());
+    read(draws.data(), draws.size());
+    std::vector<u32> ids(size_t(p.rows) * p.cap);
+    std::vector<double> log_q(size_t(p.rows) * p.cap);
+    std::vector<Report> reports(p.rows);
+    cuda_on_cpu::launch(p.rows, THREADS, Order(p.order), [&] {
+        sample_report(logits.data(), int(p.vocabulary), p.chain, int(p.stages), draws.data(), p.cap, ids.data(), log_q.data(),
+                      reports.data());
+    });
+    write(reports);
+    write(ids);
+    write(log_q);
+}
+
+static void run_row_log_probs() {
+    struct { u32 rows, vocabulary, listed, order; int over_listed, unused; double inv_t; } p;
+    read(&p, 1);
+    std::vector<float> logits(size_t(p.rows) * p.vocabulary);
+    std::vector<u32> offsets(p.rows + 1), ids(p.listed);
+    read(logits.data(), logits.size());
+    read(offsets.data(), offsets.size());
+    read(ids.data(), ids.size());
+    std::vector<double> log_p(p.listed);
+    std::vector<RowSums> sums(p.rows);
+    cuda_on_cpu::launch(p.rows, THREADS, Order(p.order), [&] {
+        row_log_probs(logits.data(), int(p.vocabulary), offsets.data(), ids.data(), p.inv_t, p.over_listed,
+                      log_p.data(), sums.data());
+    });
+    write(sums);
+    write(log_p);
+}
+
+static void run_adamw() {
+    struct { u32 n, order; Step step; } p;
+    read(&p, 1);
+    std::vector<float> param(p.n), grad(p.n), m(p.n), v(p.n);
+    std::vector<unsigned short> copy(p.n);
+    for (auto* column : {&param, &grad, &m, &v}) read(column->data(), p.n);
+    cuda_on_cpu::launch((p.n + THREADS - 1) / THREADS, THREADS, Order(p.order), [&] {
+        adamw(param.data(), grad.data(), m.data(), v.data(), copy.data(), p.n, p.step);
+    });
+    for (auto* column : {&param, &m, &v}) write(*column);
+    write(copy);
+}
+
+static bool run(const std::string& name) {
+    if (name == "sample_report") run_sample_report();
+    else if (name == "row_log_probs") run_row_log_probs();
+    else if (name == "adamw") run_adamw();
+    else if (name == "divergent-barrier") broken(divergent_barrier);
+    else if (name == "bad-mask") broken(bad_mask);
+    else if (name == "unnamed-lane") broken(unnamed_lane);
+    else if (name == "missing-barrier") broken(missing_barrier);
+    else return false;
+    return true;
+}
+
+int main(int argc, char** argv) {
+    try {
+        if (argc == 2 && run(argv[1])) return 0;
+        fprintf(stderr, "usage: kernels NAME\n");
+        return 3;
+    } catch (const std::exception& fault) {
+        fprintf(stderr, "%s\n", fault.what());
+        return 1;
+    }
+}
