@@ -22,6 +22,7 @@ pub mod queue;
 pub mod report;
 pub mod run;
 pub mod server;
+pub mod session;
 #[cfg(feature = "engine")]
 pub mod small_model;
 pub mod step;
