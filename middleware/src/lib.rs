@@ -21,6 +21,7 @@ pub mod progress;
 pub mod queue;
 pub mod report;
 pub mod run;
+pub mod serve;
 pub mod server;
 #[cfg(feature = "engine")]
 pub mod small_model;
