@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod process;
 pub mod progress;
 pub mod queue;
+pub mod record;
 pub mod report;
 pub mod run;
 pub mod serve;

@@ -45,6 +45,8 @@ enum Meaning {
     UpdateSglang,
     /// Another label for the same weights.
     Label,
+    /// The new weights get their label.
+    Publish,
     /// The prefix cache is emptied.
     Flush,
     /// All replicas must say the same.
@@ -53,6 +55,12 @@ enum Meaning {
     Other,
     /// One replica alone: it gives the engine its place in a group of processes.
     Rank,
+}
+
+impl Meaning {
+    fn changes_versions(self) -> bool {
+        matches!(self, Self::UpdateVllm | Self::UpdateSglang | Self::Label | Self::Publish)
+    }
 }
 
 const ROUTES: &[(&str, Meaning)] = &[
@@ -71,9 +79,9 @@ const ROUTES: &[(&str, Meaning)] = &[
     ("/update_weights_from_ipc", Meaning::UpdateSglang),
     ("/update_weight_version", Meaning::Label),
     ("/start_weight_update", Meaning::Other),
-    ("/finish_weight_update", Meaning::Other),
+    ("/finish_weight_update", Meaning::Publish),
     ("/begin_weight_update", Meaning::Other),
-    ("/end_weight_update", Meaning::Other),
+    ("/end_weight_update", Meaning::Publish),
     ("/shutdown_weight_transfer_engine", Meaning::Other),
     ("/destroy_weights_update_group", Meaning::Other),
     ("/abort_requests", Meaning::Other),
@@ -143,7 +151,15 @@ impl Asked {
         if matches!(self.meaning, Meaning::PauseVllm | Meaning::PauseSglang) {
             gateway.pool.pause(true);
         }
+        let watched = self.meaning.changes_versions().then(|| replicas.iter().filter_map(|replica| replica.watched()));
+        let watched: Vec<_> = watched.into_iter().flatten().collect();
+        watched.iter().for_each(|watched| watched.update_begins());
         let said = join_all(replicas.iter().map(|replica| self.one(gateway, replica, body.clone()))).await;
+        for ended in join_all(watched.iter().map(|watched| watched.update_ended())).await {
+            if let Err(error) = ended {
+                tracing::warn!(%error, "the label after a weight update is not known");
+            }
+        }
         let answer = self.merge(replicas, said);
         let done = answer.as_ref().is_ok_and(|response| response.status().is_success());
         if done {
@@ -232,7 +248,7 @@ impl Asked {
             Meaning::UpdateVllm => updates.updated(CacheEffect::Unknown, false),
             Meaning::UpdateSglang => updates.updated(CacheEffect::Unknown, flag("flush_cache", true)),
             Meaning::Flush => updates.flushed(),
-            Meaning::Label | Meaning::Read | Meaning::Other | Meaning::Rank => {}
+            Meaning::Label | Meaning::Publish | Meaning::Read | Meaning::Other | Meaning::Rank => {}
         }
     }
 }

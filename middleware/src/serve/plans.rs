@@ -218,10 +218,13 @@ impl Plans {
     /// What changes with every rollout of a plan that arrives.
     ///
     /// # Errors
-    /// An unknown plan.
+    /// An unknown plan, or one that was consumed.
     pub fn arrivals(&self, plan: u64) -> Result<watch::Receiver<usize>, Refusal> {
         let inner = self.inner();
         let driven = inner.driven.get(&plan).ok_or_else(|| no_plan(plan))?;
+        if driven.consumed {
+            return Err(Refusal::conflict(format!("plan {plan} was consumed already")));
+        }
         Ok(driven.changed.subscribe())
     }
 

@@ -1,8 +1,9 @@
 //! The replicas of the engine: which one takes the next answer, and whether any may draw at all.
 
 use super::refusal::Refusal;
+use async_trait::async_trait;
 use axum::http::Uri;
-use lockstep_core::ports::{Control, Sampler, SamplerCapabilities};
+use lockstep_core::ports::{Control, PortResult, Sampler, SamplerCapabilities};
 use std::sync::{
     Arc,
     atomic::{AtomicU32, AtomicUsize, Ordering},
@@ -29,12 +30,34 @@ pub enum PoolError {
     },
 }
 
+/// Whoever gives an engine's tokens their versions, and must know of the updates that pass beside its control plane.
+#[async_trait]
+pub trait Watched: Send + Sync {
+    /// An update begins.
+    fn update_begins(&self);
+
+    /// It has ended, well or badly.
+    async fn update_ended(&self) -> PortResult<()>;
+}
+
+#[async_trait]
+impl Watched for lockstep_adapters::Engine {
+    fn update_begins(&self) {
+        lockstep_adapters::Engine::update_begins(self);
+    }
+
+    async fn update_ended(&self) -> PortResult<()> {
+        lockstep_adapters::Engine::update_ended(self).await
+    }
+}
+
 /// One engine.
 pub struct Replica {
     name: String,
     sampler: Arc<dyn Sampler>,
     control: Option<Arc<dyn Control>>,
     url: Option<Uri>,
+    watched: Option<Arc<dyn Watched>>,
     capabilities: SamplerCapabilities,
     in_flight: AtomicUsize,
     failures: AtomicU32,
@@ -45,7 +68,7 @@ impl Replica {
     pub fn new(name: impl Into<String>, sampler: Arc<dyn Sampler>, control: Option<Arc<dyn Control>>) -> Self {
         let capabilities = sampler.capabilities();
         let (in_flight, failures) = Default::default();
-        Self { name: name.into(), sampler, control, url: None, capabilities, in_flight, failures }
+        Self { name: name.into(), sampler, control, url: None, watched: None, capabilities, in_flight, failures }
     }
 
     /// Where its own HTTP routes are, so that weight updates can be passed on.
@@ -53,6 +76,18 @@ impl Replica {
     pub fn at(mut self, url: Uri) -> Self {
         self.url = Some(url);
         self
+    }
+
+    /// Who must know of weight updates.
+    #[must_use]
+    pub fn watched_by(mut self, watched: Arc<dyn Watched>) -> Self {
+        self.watched = Some(watched);
+        self
+    }
+
+    /// Who must know of weight updates.
+    pub(super) fn watched(&self) -> Option<&Arc<dyn Watched>> {
+        self.watched.as_ref()
     }
 
     /// Its name.

@@ -126,6 +126,6 @@ async fn rewards_that_are_no_numbers_or_contradict_are_refused() {
     let second = send(&gateway, "/v1/rollouts/p0.r0/reward", &[], r#"{"reward":0}"#).await.error(409);
     assert_eq!(second, "rollout p0.r0 has reward 1 already, and now 0");
     assert!(send(&gateway, "/v1/rollouts/r0/reward", &[], r#"{"reward":0}"#).await.error(400).contains("p12.r3"));
-    assert!(send(&gateway, "/v1/rollouts/p0.r0/reward", &[], r#"{"reward":null}"#).await.error(400).contains("reward"));
+    assert!(send(&gateway, "/v1/rollouts/p0.r0/reward", &[], r#"{"reward":null}"#).await.error(400).contains("null"));
     assert!(send(&gateway, "/v1/plans", &[], r#"{"groups":0,"answers":2}"#).await.error(400).contains("0 rollouts"));
 }
