@@ -24,6 +24,7 @@ pub mod report;
 pub mod run;
 pub mod serve;
 pub mod server;
+pub mod session;
 #[cfg(feature = "engine")]
 pub mod small_model;
 pub mod step;
