@@ -5,6 +5,8 @@ mod conformance;
 mod demo;
 #[cfg(feature = "engine")]
 mod engine;
+mod record;
+mod serve;
 
 use crate::progress::say;
 use clap::{Parser, Subcommand, error::ErrorKind};
@@ -39,6 +41,12 @@ enum Command {
     Demo(demo::Arguments),
     /// Checks whether a sampler/trainer pair trains on what was sampled.
     Conformance(conformance::Arguments),
+    /// Serves HTTP and gRPC in front of engines that already run, and records what they really drew.
+    Serve(serve::Arguments),
+    /// Stands before an engine and writes every exchange to a file.
+    Record(record::RecordArguments),
+    /// Serves recorded exchanges again, without the engine.
+    Replay(record::ReplayArguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -75,6 +83,9 @@ async fn run(command: Command) -> Outcome {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
         Command::Conformance(arguments) => conformance::run(arguments).await,
+        Command::Serve(arguments) => serve::run(arguments).await,
+        Command::Record(arguments) => record::record(arguments).await,
+        Command::Replay(arguments) => record::replay(arguments).await,
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]

@@ -19,8 +19,10 @@ pub mod metrics;
 pub mod process;
 pub mod progress;
 pub mod queue;
+pub mod record;
 pub mod report;
 pub mod run;
+pub mod serve;
 pub mod server;
 pub mod session;
 #[cfg(feature = "engine")]

@@ -49,6 +49,35 @@ pub enum Record {
     },
     /// The sampler got new weights.
     Resync(ResyncRecord),
+    /// A plan whose trainer drives the loop: its size, before anything is asked of it.
+    PlanReserved {
+        /// Number of the plan.
+        plan: u64,
+        /// Prompts in it.
+        groups: u32,
+        /// Answers to each.
+        answers: u32,
+    },
+    /// The request of a rollout of a reserved plan.
+    Dispatched(Request),
+    /// What a trainer says it trained on, which is what the plan has.
+    Trained {
+        /// Number of the plan.
+        plan: u64,
+        /// In the trainer's order.
+        rollouts: Vec<TrainedOn>,
+    },
+}
+
+/// What a trainer says of one rollout it trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrainedOn {
+    /// The rollout.
+    pub rollout: RolloutId,
+    /// Sampled tokens it had.
+    pub tokens: u32,
+    /// How many of them the loss saw.
+    pub masked_in: u32,
 }
 
 /// Weights a sampler was given, and what it says it holds.
@@ -130,6 +159,11 @@ impl fmt::Display for Record {
             Self::PlanSealed { plan } => write!(f, "the sealing of plan {plan}"),
             Self::Reward { rollout, .. } => write!(f, "the reward of rollout {rollout}"),
             Self::Consumed { plan, after, .. } => write!(f, "the step on plan {plan} to {after}"),
+            Self::PlanReserved { plan, groups, answers } => {
+                write!(f, "the opening of plan {plan} with {groups} groups of {answers}")
+            }
+            Self::Dispatched(request) => write!(f, "the request of rollout {}", request.id),
+            Self::Trained { plan, .. } => write!(f, "the training on plan {plan}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),
         }
     }

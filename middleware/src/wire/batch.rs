@@ -78,6 +78,26 @@ pub fn write_batch(batch: &Batch, purpose: Purpose<'_>) -> Vec<proto::BatchChunk
     chunks(pieces).into_iter().map(|pieces| proto::BatchChunk { pieces }).collect()
 }
 
+/// A sealed batch, in messages: with the rewards there are, one entry a rollout.
+pub fn write_sealed(batch: &Batch, rewards: &[Option<f64>]) -> Vec<proto::BatchChunk> {
+    let profiles = profiles(batch);
+    let header = proto::BatchHeader {
+        plan: batch.plan(),
+        rollouts: batch.rollouts().len() as u32,
+        profiles: profiles.iter().map(|profile| (&**profile).into()).collect(),
+        version: None,
+        options: None,
+    };
+    let mut pieces = vec![Piece::Header(header)];
+    for (rollout, reward) in batch.rollouts().iter().zip(rewards) {
+        pieces.push(Piece::Request(rollout.request().into()));
+        pieces.extend(split(rollout).map(|part| Piece::Delta(delta(&part, index_of(&profiles, &part.profile)))));
+        pieces.extend(reward.map(Piece::Reward));
+    }
+    let pieces = pieces.into_iter().map(|piece| proto::BatchPiece { piece: Some(piece) });
+    chunks(pieces).into_iter().map(|pieces| proto::BatchChunk { pieces }).collect()
+}
+
 /// Scores of a batch, in messages.
 pub fn write_scored(scored: &ScoredAt) -> Vec<proto::ScoreChunk> {
     let scores = scored.rollouts.iter().enumerate().flat_map(|(index, scores)| write_scores(index, scores));

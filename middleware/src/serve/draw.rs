@@ -1,0 +1,289 @@
+//! One answer, from the request to its last token: drawn by a replica, checked, written to the ledger, handed on.
+//!
+//! An answer whose replica breaks is resumed on another one from the tokens it has. An answer of a plan is drawn to its end
+//! even when its client has left: leaving would otherwise be a filter by length.
+
+use super::{Gateway, capture::CaptureError, pool::Busy, stop::Stops, updates::Began};
+use futures_util::StreamExt;
+use lockstep_core::{
+    BehaviorDistribution, Delta, FinishReason, RolloutId, TokenId,
+    ports::{PortError, PortResult, SampleRequest},
+    rollout::Request,
+};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+/// How often an answer is taken up again after an engine broke off.
+const MAX_INTERRUPTIONS: u32 = 3;
+/// Deltas that wait for a slow client; then the engine waits too.
+const WAITING: usize = 16;
+
+/// Why an answer did not come to its end.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DrawError {
+    /// The engine refused, broke, or is not there.
+    #[error("engine {engine}, after {tokens} tokens of rollout {rollout}: {source}")]
+    Engine {
+        /// The engine.
+        engine: String,
+        /// Sampled tokens by then; they are kept.
+        tokens: usize,
+        /// The rollout.
+        rollout: RolloutId,
+        /// What it said.
+        #[source]
+        source: PortError,
+    },
+    /// The ledger could not keep what arrived.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+}
+
+/// An answer to draw.
+#[derive(Debug)]
+pub struct Order {
+    /// What was asked.
+    pub request: Request,
+    /// What is there already.
+    pub have: Vec<Arc<Delta>>,
+    /// Whether it is drawn to its end whoever listens.
+    pub planned: bool,
+    /// Texts that end it.
+    pub stops: Option<Stops>,
+    /// Its place among the answers in flight.
+    pub permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Deltas as they are captured; the last one has a finish reason and is durable.
+pub type Answer = mpsc::Receiver<Result<Arc<Delta>, DrawError>>;
+
+/// Begins to draw; the deltas that are there already come first.
+pub fn start(gateway: Arc<Gateway>, order: Order) -> Answer {
+    let (sender, receiver) = mpsc::channel(WAITING);
+    tokio::spawn(async move { Drawing::new(gateway, order, sender).run().await });
+    receiver
+}
+
+struct Drawing {
+    gateway: Arc<Gateway>,
+    request: Request,
+    planned: bool,
+    stops: Option<Stops>,
+    deltas: Vec<Arc<Delta>>,
+    tokens: Vec<TokenId>,
+    sender: mpsc::Sender<Result<Arc<Delta>, DrawError>>,
+    began: Began,
+    settled: bool,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// How one try ended.
+enum Ended {
+    Finished,
+    ClientLeft,
+    Broke { engine: String, source: PortError },
+}
+
+impl Drawing {
+    fn new(gateway: Arc<Gateway>, order: Order, sender: mpsc::Sender<Result<Arc<Delta>, DrawError>>) -> Self {
+        let Order { request, have, planned, mut stops, permit } = order;
+        let tokens: Vec<TokenId> = have.iter().flat_map(|delta| delta.behavior.tokens().iter().copied()).collect();
+        if let Some(stops) = &mut stops {
+            stops.ends_at(&tokens);
+        }
+        let mut began = gateway.updates.begin();
+        began.resumes(have.first().map(|delta| delta.stamp.clone()));
+        Self { gateway, request, planned, stops, deltas: have, tokens, sender, began, settled: false, _permit: permit }
+    }
+
+    async fn run(mut self) {
+        for delta in self.deltas.clone() {
+            let _ = self.sender.send(Ok(delta)).await;
+        }
+        let outcome = self.to_the_end().await;
+        let id = self.request.id;
+        self.settle();
+        if let Err(error) = outcome {
+            self.gateway.counts.failed();
+            tracing::warn!(rollout = %id, %error, "an answer broke off");
+            let _ = self.sender.send(Err(error)).await;
+        }
+    }
+
+    /// Gives the plan what there is of the answer, once.
+    fn settle(&mut self) {
+        if !std::mem::replace(&mut self.settled, true) {
+            self.gateway.plans.ended(&self.request, std::mem::take(&mut self.deltas));
+        }
+    }
+
+    async fn to_the_end(&mut self) -> Result<(), DrawError> {
+        let mut broken = None;
+        let mut interruptions = 0;
+        loop {
+            if self.deltas.last().is_some_and(|delta| delta.finish.is_some()) {
+                return Ok(());
+            }
+            if let Some(finish) = self.finished_already() {
+                return self.end_without_a_token(finish).await;
+            }
+            self.gateway.pool.opened().await;
+            let had = self.tokens.len();
+            let Ok(replica) = self.gateway.pool.pick(broken.as_deref()) else { return Ok(()) };
+            let (engine, source) = match self.once(&replica).await? {
+                Ended::Finished | Ended::ClientLeft => return Ok(()),
+                Ended::Broke { engine, source } => (engine, source),
+            };
+            let refused = matches!(source, PortError::Refused(_));
+            if !refused {
+                replica.failed();
+            }
+            interruptions = if self.tokens.len() > had { 1 } else { interruptions + 1 };
+            let another = self.gateway.pool.replicas().len() > 1;
+            let again = interruptions <= MAX_INTERRUPTIONS && (matches!(source, PortError::Unavailable(_)) || another);
+            if refused || !again {
+                let (tokens, rollout) = (self.tokens.len(), self.request.id);
+                return Err(DrawError::Engine { engine, tokens, rollout, source });
+            }
+            self.gateway.counts.resumed();
+            tracing::warn!(rollout = %self.request.id, tokens = self.tokens.len(), %source, "resumed after {engine}");
+            broken = Some(engine);
+        }
+    }
+
+    /// An engine may break after the last token and before it says why it ended.
+    fn finished_already(&self) -> Option<FinishReason> {
+        let limits = self.request.params.limits();
+        let last = *self.tokens.last()?;
+        let full = self.tokens.len() >= limits.max_new_tokens as usize;
+        let stopped = limits.stop.contains(&last).then_some(FinishReason::Stop(last));
+        stopped.or(full.then_some(FinishReason::Length))
+    }
+
+    async fn end_without_a_token(&mut self, finish: FinishReason) -> Result<(), DrawError> {
+        let Some(last) = self.deltas.last().cloned() else { return Ok(()) };
+        if last.finish.is_some() {
+            return Ok(());
+        }
+        let start = self.tokens.len() as u32;
+        let behavior = BehaviorDistribution::default();
+        self.accept(Delta { start, behavior, finish: Some(finish), ..(*last).clone() }).await
+    }
+
+    async fn once(&mut self, replica: &Busy) -> Result<Ended, DrawError> {
+        let engine = replica.name().to_owned();
+        if !self.tokens.is_empty() && !replica.capabilities().resumes {
+            let source = PortError::Refused("it cannot resume an answer from the tokens it has".to_owned());
+            return Ok(Ended::Broke { engine, source });
+        }
+        let sampler = replica.sampler().clone();
+        let ask = SampleRequest { request: self.request.clone(), resumed: self.tokens.clone() };
+        let mut stream = match patiently(&self.gateway, sampler.generate(vec![ask])).await {
+            Ok(stream) => stream,
+            Err(source) => return Ok(Ended::Broke { engine, source }),
+        };
+        loop {
+            let next = patiently(&self.gateway, async { stream.next().await.transpose() });
+            let next = tokio::select! {
+                biased;
+                next = next => next,
+                () = self.sender.closed(), if !self.planned => {
+                    let _ = sampler.cancel(&[self.request.id]).await;
+                    self.gateway.counts.abandoned();
+                    return Ok(Ended::ClientLeft);
+                }
+            };
+            let taken = next.and_then(|delta| self.check(delta));
+            let (delta, cut) = match taken {
+                Ok(taken) => taken,
+                Err(source) => return Ok(Ended::Broke { engine, source }),
+            };
+            let last = delta.finish.is_some();
+            self.accept(delta).await?;
+            if cut {
+                let _ = sampler.cancel(&[self.request.id]).await;
+            }
+            if last {
+                replica.finished();
+                return Ok(Ended::Finished);
+            }
+        }
+    }
+
+    /// A delta as it may be written: of this rollout, in order, inside the vocabulary and the limit, and cut where a stop text
+    /// ends it.
+    fn check(&mut self, delta: Option<Delta>) -> PortResult<(Delta, bool)> {
+        let id = self.request.id;
+        let failed = |what: String| Err(PortError::Failed(what));
+        let Some(mut delta) = delta else {
+            return Err(PortError::Unavailable(format!("the stream ended before rollout {id} did")));
+        };
+        if delta.rollout != id {
+            return failed(format!("a delta of rollout {} among those of {id}", delta.rollout));
+        }
+        if delta.start as usize != self.tokens.len() {
+            return failed(format!("a delta starts at token {}, but {} are there", delta.start, self.tokens.len()));
+        }
+        if delta.behavior.is_empty() && delta.finish.is_none() {
+            return failed(format!("an empty delta of rollout {id} that does not end it"));
+        }
+        let vocabulary = self.gateway.pool.vocabulary();
+        let outside = delta.behavior.tokens().iter().position(|token| token.0 >= vocabulary);
+        if let Some(at) = outside {
+            let (token, at) = (delta.behavior.tokens()[at], at + self.tokens.len());
+            return failed(format!("token {token} at position {at} is outside the vocabulary of {vocabulary}"));
+        }
+        let limit = self.request.params.limits().max_new_tokens as usize;
+        let total = self.tokens.len() + delta.behavior.len();
+        if total > limit {
+            return failed(format!("rollout {id} has {total} tokens, but was asked for at most {limit}"));
+        }
+        if total == 0 {
+            return failed(format!("rollout {id} ended without a token"));
+        }
+        self.gateway.updates.stamp(&mut delta, &mut self.began);
+        Ok(self.cut(delta))
+    }
+
+    fn cut(&mut self, delta: Delta) -> (Delta, bool) {
+        let Some(stops) = &mut self.stops else { return (delta, false) };
+        let Some(kept) = stops.ends_at(delta.behavior.tokens()) else { return (delta, false) };
+        let behavior = delta.behavior.slice(0..kept);
+        let finish = behavior.tokens().last().copied().map(FinishReason::Stop);
+        (Delta { behavior, finish, ..delta }, true)
+    }
+
+    /// Writes a delta and hands it on to whoever listens; the last one only when it is durable.
+    async fn accept(&mut self, delta: Delta) -> Result<(), DrawError> {
+        let delta = Arc::new(delta);
+        self.gateway.counts.tokens(&delta);
+        if delta.finish.is_some() {
+            self.gateway.capture.delta_durably(delta.clone()).await?;
+        } else {
+            self.gateway.capture.delta(delta.clone()).await?;
+        }
+        self.tokens.extend_from_slice(delta.behavior.tokens());
+        self.deltas.push(delta.clone());
+        if delta.finish.is_some() {
+            self.settle();
+        }
+        let _ = self.sender.send(Ok(delta)).await;
+        Ok(())
+    }
+}
+
+/// An engine that says nothing for too long is as good as gone; while it is paused it may be silent.
+async fn patiently<T>(gateway: &Gateway, call: impl Future<Output = PortResult<T>>) -> PortResult<T> {
+    let silence = gateway.options.silence;
+    let mut call = std::pin::pin!(call);
+    loop {
+        match tokio::time::timeout(silence, &mut call).await {
+            Ok(answer) => return answer,
+            Err(_) if gateway.pool.is_paused() => gateway.pool.opened().await,
+            Err(_) => {
+                let seconds = silence.as_secs_f64();
+                return Err(PortError::Unavailable(format!("it said nothing for {seconds} seconds")));
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The gateway: one port in front of one or several engines, for HTTP and gRPC.
+//!
+//! A request of any dialect becomes an [`ask::Ask`]; [`draw`] has each answer drawn by a replica of the [`pool`], checks it and
+//! writes it to the ledger through [`capture`]; [`told`] is what the dialect shows of it. [`plans`] knows who belongs to which
+//! batch, [`updates`] which weight updates passed. Never rebuilds ids from text.
+
+pub mod ask;
+pub mod capture;
+pub mod control;
+pub mod counts;
+pub mod draw;
+pub mod fields;
+pub mod ids;
+mod openai;
+pub mod plans;
+pub mod pool;
+pub mod refusal;
+mod reply;
+mod restore;
+mod rollouts;
+mod sglang;
+pub mod stop;
+pub mod text;
+pub mod told;
+mod trainer;
+pub mod updates;
+mod vllm;
+
+pub use restore::restore;
+
+use crate::{
+    config::Stage,
+    wire::{MAX_MESSAGE, proto::middleware_server::MiddlewareServer},
+};
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+    serve::ListenerExt,
+};
+use capture::Capture;
+use counts::Counts;
+use lockstep_core::{TokenId, dlc::Trigger};
+use plans::Plans;
+use pool::Pool;
+use refusal::Refusal;
+use std::{future::Future, io, sync::Arc, time::Duration};
+use text::Text;
+use tokio::{net::TcpListener, sync::Semaphore};
+use updates::Updates;
+
+/// How the gateway serves.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What is enforced.
+    pub stage: Stage,
+    /// The model's name in answers; with `hold_name` requests must use it.
+    pub model: String,
+    /// Whether a request for another model is refused.
+    pub hold_name: bool,
+    /// Largest body of a request, in bytes.
+    pub body: usize,
+    /// Most answers in flight.
+    pub in_flight: usize,
+    /// How long an engine may say nothing before it counts as gone.
+    pub silence: Duration,
+    /// Largest body of a weight update, in bytes.
+    pub update_body: usize,
+    /// How long running answers get when the gateway is told to end.
+    pub grace: Duration,
+    /// Token limit of a chat answer whose client sends none.
+    pub default_limit: u32,
+    /// Seed behind the seeds of requests that send none.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            stage: Stage::Observe,
+            model: "lockstep".to_owned(),
+            hold_name: false,
+            body: 32 << 20,
+            update_body: 1 << 30,
+            in_flight: 8192,
+            silence: Duration::from_secs(600),
+            grace: Duration::from_secs(10),
+            default_limit: 4096,
+            seed: 0,
+        }
+    }
+}
+
+/// What every request works with.
+pub struct Gateway {
+    /// The engines.
+    pub pool: Pool,
+    /// Who belongs to which batch.
+    pub plans: Plans,
+    /// The way into the ledger.
+    pub capture: Capture,
+    /// Weight updates that passed.
+    pub updates: Updates,
+    /// What was done.
+    pub counts: Counts,
+    /// How to serve.
+    pub options: Options,
+    /// Ids that end an answer unless a request says otherwise.
+    pub stop: Vec<TokenId>,
+    /// When the sampler gets new weights.
+    pub trigger: Trigger,
+    text: Option<Arc<dyn Text>>,
+    in_flight: Arc<Semaphore>,
+    client: control::Client,
+}
+
+impl Gateway {
+    /// A gateway without a tokenizer: token ids alone, no ledger.
+    pub fn new(pool: Pool, options: Options) -> Self {
+        let in_flight = Arc::new(Semaphore::new(options.in_flight));
+        let client = control::client();
+        let (plans, updates, counts, stop, trigger) = Default::default();
+        Self {
+            pool,
+            plans,
+            capture: Capture::off(),
+            updates,
+            counts,
+            options,
+            stop,
+            trigger,
+            text: None,
+            in_flight,
+            client,
+        }
+    }
+
+    /// Writes everything to a ledger, and goes on where it ends.
+    #[must_use]
+    pub fn capturing(self, capture: Capture, plans: Plans) -> Self {
+        Self { capture, plans, ..self }
+    }
+
+    /// Speaks text, by this model's tokenizer and template; its stop ids end answers.
+    #[must_use]
+    pub fn speaking(self, text: Arc<dyn Text>) -> Self {
+        Self { stop: text.stop_ids(), text: Some(text), ..self }
+    }
+
+    /// Ends answers at these ids unless a request says otherwise.
+    #[must_use]
+    pub fn stopping_at(self, stop: Vec<TokenId>) -> Self {
+        Self { stop, ..self }
+    }
+
+    /// Tokenizer and template.
+    ///
+    /// # Errors
+    /// A gateway that was started without a model directory.
+    pub fn text(&self) -> Result<&Arc<dyn Text>, Refusal> {
+        let absent = "this needs text, and the gateway was started without --model DIR (tokenizer and chat template)";
+        self.text.as_ref().ok_or_else(|| Refusal::absent(absent))
+    }
+
+    /// Holds the name of a model against the one that is served.
+    ///
+    /// # Errors
+    /// Another name, where names count.
+    pub fn check_model(&self, name: Option<String>) -> Result<(), Refusal> {
+        match name.filter(|name| self.options.hold_name && *name != self.options.model) {
+            Some(name) => {
+                Err(Refusal::unknown(format!("model {name:?} is not served here, {:?} is", self.options.model)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn body(&self, body: Body) -> Result<axum::body::Bytes, Refusal> {
+        Self::body_up_to(self.options.body, body).await
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Response {
+        self.counts.refused();
+        refusal.into_response()
+    }
+
+    async fn body_up_to(limit: usize, body: Body) -> Result<axum::body::Bytes, Refusal> {
+        use std::error::Error;
+        axum::body::to_bytes(body, limit).await.map_err(|error| {
+            let too_large = error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>());
+            if too_large { Refusal::too_large(limit) } else { Refusal::request(format!("the body broke off: {error}")) }
+        })
+    }
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway").field("pool", &self.pool).field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// All routes of both protocols.
+pub fn router(gateway: Arc<Gateway>) -> Router {
+    let service = MiddlewareServer::new(trainer::Service::new(gateway.clone())).max_decoding_message_size(MAX_MESSAGE);
+    let http = Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/completions", post(openai::completions))
+        .route("/inference/v1/generate", post(vllm::generate))
+        .route("/generate", post(sglang::generate))
+        .route("/generate/", post(sglang::trl))
+        .route("/v1/rollouts/{id}/reward", post(rollouts::reward))
+        .route("/v1/plans", post(rollouts::open))
+        .route("/v1/plans/{plan}/seal", post(rollouts::seal))
+        .route("/v1/plans/{plan}/consumed", post(rollouts::consumed))
+        .merge(control::routes())
+        .fallback(nothing)
+        .with_state(gateway);
+    http.route_service("/lockstep.v1.Middleware/{*method}", service)
+}
+
+/// Serves until `stop` is done; running answers then get the grace to end.
+///
+/// # Errors
+/// A listener that breaks.
+pub async fn serve(
+    gateway: Arc<Gateway>,
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let grace = gateway.options.grace;
+    let listener = listener.tap_io(|stream| {
+        let _ = stream.set_nodelay(true);
+    });
+    let (told, telling) = tokio::sync::oneshot::channel();
+    let stopping = async move {
+        stop.await;
+        let _ = told.send(());
+    };
+    let serving = axum::serve(listener, router(gateway)).with_graceful_shutdown(stopping);
+    tokio::select! {
+        ended = async { serving.await } => ended,
+        () = async { let _ = telling.await; tokio::time::sleep(grace).await } => Ok(()),
+    }
+}
+
+async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
+    let healthy = gateway.pool.replicas().iter().any(|replica| replica.failures() == 0);
+    let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    status.into_response()
+}
+
+async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    let kind = [(axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    (kind, counts::page(&gateway)).into_response()
+}
+
+async fn nothing(method: axum::http::Method, uri: axum::http::Uri) -> Refusal {
+    Refusal::unknown(format!("there is no {method} {} here", uri.path()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! The gateway's side of the wire contract: what a trainer asks over gRPC.
+
+use super::{Gateway, plans::Sealed, refusal::Refusal, updates::CacheEffect};
+use crate::{
+    config::Stage,
+    ledger::{Record, ResyncRecord, TrainedOn},
+    wire::{batch, proto, required},
+};
+use axum::http::StatusCode;
+use futures_core::Stream;
+use lockstep_core::{
+    Stamp,
+    dlc::{Decision, EssLevel},
+    ports::{PortError, PublishedWeights, StepReport},
+};
+use std::{pin::Pin, sync::Arc};
+use tonic::{Request, Response, Status};
+
+/// The service `Middleware`.
+#[derive(Debug, Clone)]
+pub(super) struct Service {
+    gateway: Arc<Gateway>,
+}
+
+impl Service {
+    pub(super) fn new(gateway: Arc<Gateway>) -> Self {
+        Self { gateway }
+    }
+
+    async fn stamp(&self) -> Option<Stamp> {
+        let control = self.gateway.pool.replicas().first()?.control()?.clone();
+        control.version().await.ok()
+    }
+
+    /// Every replica, one after the other: pause all, load all, resume all.
+    async fn give(&self, weights: &PublishedWeights) -> Result<Stamp, Status> {
+        let gateway = &self.gateway;
+        let mut controls = Vec::new();
+        for replica in gateway.pool.replicas() {
+            let name = replica.name();
+            let none = || {
+                Status::failed_precondition(format!("engine {name} has no control plane of its own; use its routes"))
+            };
+            controls.push((name, replica.control().cloned().ok_or_else(none)?));
+        }
+        let failed = |name: &str, error: PortError| Status::unavailable(format!("engine {name}: {error}"));
+        gateway.pool.pause(true);
+        let loaded = async {
+            for (name, control) in &controls {
+                control.pause().await.map_err(|error| failed(name, error))?;
+            }
+            gateway.updates.announce(CacheEffect::Recomputed);
+            let mut stamp = Stamp::undeclared();
+            for (name, control) in &controls {
+                stamp = control.load_weights(weights).await.map_err(|error| failed(name, error))?;
+            }
+            gateway.updates.updated(CacheEffect::Recomputed, true);
+            for (name, control) in &controls {
+                control.resume().await.map_err(|error| failed(name, error))?;
+            }
+            Ok(stamp)
+        };
+        let loaded = loaded.await;
+        gateway.updates.resumed();
+        gateway.pool.pause(false);
+        loaded
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let told = refusal.to_string();
+        match refusal.status() {
+            StatusCode::NOT_FOUND => Self::not_found(told),
+            StatusCode::CONFLICT => Self::failed_precondition(told),
+            StatusCode::SERVICE_UNAVAILABLE => Self::unavailable(told),
+            StatusCode::TOO_MANY_REQUESTS => Self::resource_exhausted(told),
+            StatusCode::NOT_IMPLEMENTED => Self::unimplemented(told),
+            status if status.is_server_error() => Self::internal(told),
+            _ => Self::invalid_argument(told),
+        }
+    }
+}
+
+type Chunks = Pin<Box<dyn Stream<Item = Result<proto::BatchChunk, Status>> + Send>>;
+
+fn chunks(sealed: &Sealed) -> Chunks {
+    let messages = batch::write_sealed(&sealed.batch, &sealed.rewards);
+    Box::pin(tokio_stream::iter(messages.into_iter().map(Ok)))
+}
+
+const NO_PROMPTS: &str =
+    "this gateway has no prompts of its own: open a plan, and send its rollout ids with the requests";
+
+#[tonic::async_trait]
+impl proto::middleware_server::Middleware for Service {
+    type SealPlanStream = Chunks;
+    type NextBatchStream = Chunks;
+
+    async fn describe(&self, _: Request<proto::Empty>) -> Result<Response<proto::MiddlewareDescription>, Status> {
+        let first = self.gateway.pool.replicas().first().ok_or_else(|| Status::unavailable("no engine"))?;
+        let can = first.capabilities();
+        let sampler = proto::SamplerDescription {
+            profile: Some((&*can.profile).into()),
+            vocabulary: can.vocabulary,
+            resumes: can.resumes,
+            digest: first.control().is_some_and(|control| control.capabilities().digest),
+        };
+        let stage = match self.gateway.options.stage {
+            Stage::Observe => proto::Stage::Observe,
+            Stage::Fix => proto::Stage::Fix,
+            Stage::Dlc => proto::Stage::Dlc,
+        };
+        Ok(Response::new(proto::MiddlewareDescription {
+            lockstep_version: env!("CARGO_PKG_VERSION").to_owned(),
+            stage: stage as i32,
+            sampler: Some(sampler),
+            stamp: self.stamp().await.filter(|stamp| stamp.version().is_some()).map(|stamp| (&stamp).into()),
+            pull: false,
+            lease_seconds: 0,
+        }))
+    }
+
+    async fn open_plan(&self, request: Request<proto::OpenPlanRequest>) -> Result<Response<proto::OpenedPlan>, Status> {
+        let proto::OpenPlanRequest { groups, answers } = request.into_inner();
+        let (plan, rollouts) = self.gateway.open_plan(groups, answers).await?;
+        Ok(Response::new(proto::OpenedPlan { plan, rollouts: rollouts.into_iter().map(Into::into).collect() }))
+    }
+
+    async fn seal_plan(&self, request: Request<proto::PlanId>) -> Result<Response<Chunks>, Status> {
+        let sealed = self.gateway.sealed(request.into_inner().plan).await?;
+        Ok(Response::new(chunks(&sealed)))
+    }
+
+    async fn next_batch(&self, _: Request<proto::NextBatchRequest>) -> Result<Response<Chunks>, Status> {
+        Err(Status::failed_precondition(NO_PROMPTS))
+    }
+
+    async fn reward(&self, request: Request<proto::Rewards>) -> Result<Response<proto::Empty>, Status> {
+        for proto::RolloutReward { rollout, reward } in request.into_inner().rewards {
+            let rollout = required(rollout, "reward", "rollout")?.into();
+            self.gateway.note_reward(rollout, reward).await?;
+        }
+        Ok(Response::new(proto::Empty {}))
+    }
+
+    async fn report_consumed(&self, request: Request<proto::Consumed>) -> Result<Response<proto::Empty>, Status> {
+        let proto::Consumed { plan, rollouts } = request.into_inner();
+        let trained = rollouts.into_iter().map(|proto::ConsumedRollout { rollout, tokens, masked_in }| {
+            let rollout = required(rollout, "consumed rollout", "rollout")?.into();
+            Ok(TrainedOn { rollout, tokens, masked_in })
+        });
+        let trained = trained.collect::<Result<Vec<_>, crate::wire::WireError>>()?;
+        self.gateway.trained(plan, trained).await?;
+        Ok(Response::new(proto::Empty {}))
+    }
+
+    async fn report_step(
+        &self,
+        request: Request<proto::StepReport>,
+    ) -> Result<Response<proto::ResyncDecision>, Status> {
+        let report = StepReport::try_from(request.into_inner())?;
+        let trigger = &self.gateway.trigger;
+        let level = match trigger.ess_level() {
+            EssLevel::Token => "token",
+            EssLevel::Sequence => "sequence",
+            EssLevel::Horizon { .. } => "horizon",
+            EssLevel::LengthNormalised => "length_normalised",
+        };
+        let keep =
+            proto::ResyncDecision { resynchronise: false, level: level.into(), ess: 1.0, threshold: trigger.threshold };
+        let version = self.stamp().await.and_then(|stamp| stamp.version());
+        let undeclared =
+            || Status::failed_precondition("the sampler does not declare its weights, so no ESS can be its own");
+        let version = version.ok_or_else(undeclared)?;
+        let Some(ess) = report.ess_at(version) else { return Ok(Response::new(keep)) };
+        let decides = self.gateway.options.stage == Stage::Dlc;
+        let resynchronise = decides && trigger.decide(ess, None) == Decision::Resync;
+        Ok(Response::new(proto::ResyncDecision { resynchronise, ess: trigger.watched(ess), ..keep }))
+    }
+
+    async fn synchronise(&self, request: Request<proto::PublishedWeights>) -> Result<Response<proto::Stamp>, Status> {
+        let weights = PublishedWeights::try_from(request.into_inner())?;
+        let stamp = self.give(&weights).await?;
+        let record = Record::Resync(ResyncRecord { weights, stamp: stamp.clone() });
+        let kept = self.gateway.capture.record_durably(record).await;
+        kept.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new((&stamp).into()))
+    }
+
+    async fn heartbeat(&self, _: Request<proto::ConsumerId>) -> Result<Response<proto::Empty>, Status> {
+        Err(Status::failed_precondition(format!("nothing is leased; {NO_PROMPTS}")))
+    }
+}
