@@ -1,5 +1,6 @@
 //! What the ledger remembers.
 
+use super::compact;
 use lockstep_core::{
     BehaviorDistribution, Delta, FinishReason, RolloutId, SamplerProfile, Stamp, WeightVersion,
     behavior::{BehaviorError, Columns},
@@ -9,6 +10,63 @@ use lockstep_core::{
 };
 use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc};
+
+/// The number of [`Record::Delta`] in a payload.
+pub(super) const DELTA: u32 = 2;
+
+/// What a record is about, for the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Opened,
+    Delta,
+    Reward,
+    Sealed,
+    Consumed,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 5] = [Self::Opened, Self::Delta, Self::Reward, Self::Sealed, Self::Consumed];
+}
+
+/// What a record says to the index.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Subject {
+    pub(super) kind: Kind,
+    pub(super) plan: u64,
+    /// The rollout's place in its plan; [`Subject::PLAN`] for what is about all of them.
+    pub(super) index: u32,
+    pub(super) start: u32,
+    /// Tokens of a delta, requests of a plan.
+    pub(super) count: u32,
+    pub(super) version: Option<WeightVersion>,
+}
+
+impl Subject {
+    pub(super) const PLAN: u32 = u32::MAX;
+
+    fn plan(kind: Kind, plan: u64, count: usize) -> Self {
+        Self { kind, plan, index: Self::PLAN, start: 0, count: count as u32, version: None }
+    }
+}
+
+/// The beginning of a delta's payload, up to the number of its tokens.
+#[derive(Debug, Deserialize)]
+pub(super) struct DeltaHead {
+    rollout: RolloutId,
+    start: u32,
+    stamp: Stamp,
+    _kv: KvHistory,
+    _profile: u32,
+    _finish: Option<FinishReason>,
+    tokens: u64,
+}
+
+impl DeltaHead {
+    pub(super) fn subject(&self) -> Subject {
+        let (RolloutId { plan, index }, version) = (self.rollout, self.stamp.version());
+        Subject { kind: Kind::Delta, plan, index, start: self.start, count: self.tokens as u32, version }
+    }
+}
 
 /// One entry of the ledger. New kinds are appended at the end: the number of a kind is part of the format.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -96,8 +154,6 @@ pub struct DeltaRecord {
     pub rollout: RolloutId,
     /// Index of its first token among the rollout's sampled tokens.
     pub start: u32,
-    /// Tokens and supports.
-    pub columns: Columns,
     /// The weights that drew them.
     pub stamp: Stamp,
     /// The cache they were drawn on.
@@ -106,6 +162,9 @@ pub struct DeltaRecord {
     pub profile: u32,
     /// Set on the last delta of an answer.
     pub finish: Option<FinishReason>,
+    /// Tokens and supports; last, so that what precedes them can be read alone.
+    #[serde(with = "compact")]
+    pub columns: Columns,
 }
 
 impl DeltaRecord {
@@ -113,11 +172,11 @@ impl DeltaRecord {
         Self {
             rollout: delta.rollout,
             start: delta.start,
-            columns: delta.behavior.columns().clone(),
             stamp: delta.stamp.clone(),
             kv: delta.kv,
             profile,
             finish: delta.finish,
+            columns: delta.behavior.columns().clone(),
         }
     }
 
@@ -144,6 +203,29 @@ impl Record {
         match self {
             Self::Profile(profile) => Some(profile),
             _ => None,
+        }
+    }
+
+    /// What the index keeps of it; nothing of what belongs to no plan.
+    pub(super) fn subject(&self) -> Option<Subject> {
+        match self {
+            Self::PlanOpened { plan, requests } => Some(Subject::plan(Kind::Opened, *plan, requests.len())),
+            Self::Delta(delta) => {
+                let (RolloutId { plan, index }, version) = (delta.rollout, delta.stamp.version());
+                let count = delta.columns.tokens.len() as u32;
+                Some(Subject { kind: Kind::Delta, plan, index, start: delta.start, count, version })
+            }
+            Self::PlanSealed { plan } => Some(Subject::plan(Kind::Sealed, *plan, 0)),
+            Self::Reward { rollout, .. } => {
+                let RolloutId { plan, index } = *rollout;
+                Some(Subject { kind: Kind::Reward, plan, index, start: 0, count: 0, version: None })
+            }
+            Self::Consumed { plan, rollouts, .. } => Some(Subject::plan(Kind::Consumed, *plan, rollouts.len())),
+            Self::PlanReserved { plan, groups, answers } => {
+                Some(Subject::plan(Kind::Opened, *plan, *groups as usize * *answers as usize))
+            }
+            Self::Trained { plan, rollouts } => Some(Subject::plan(Kind::Consumed, *plan, rollouts.len())),
+            Self::Profile(_) | Self::Resync(_) | Self::Dispatched(_) => None,
         }
     }
 }

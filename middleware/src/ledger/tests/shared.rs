@@ -1,0 +1,68 @@
+//! Group commit, and what a disk that is full means for those who wait.
+
+use super::{simulated::SimulatedDisk, *};
+use crate::ledger::group::serve;
+
+fn entries(index: u32) -> Vec<Entry> {
+    vec![Entry::Delta(delta(index))]
+}
+
+/// So many commits that are all sent before the writer begins.
+async fn committed(ledger: Ledger, count: u32) -> (Ledger, Vec<Result<(), LedgerError>>) {
+    let (shared, commits) = SharedLedger::channel("here".into());
+    let waiting: Vec<_> = (0..count)
+        .map(|index| {
+            let shared = shared.clone();
+            tokio::spawn(async move { shared.commit(entries(index)).await })
+        })
+        .collect();
+    drop(shared);
+    while commits.len() < count as usize {
+        tokio::task::yield_now().await;
+    }
+    let ledger = tokio::task::spawn_blocking(|| serve(ledger, commits)).await.unwrap();
+    let mut answers = Vec::new();
+    for waiting in waiting {
+        answers.push(waiting.await.unwrap());
+    }
+    (ledger, answers)
+}
+
+#[tokio::test]
+async fn all_who_wait_share_one_sync() {
+    let disk = SimulatedDisk::default();
+    let ledger = Ledger::on(Arc::new(disk.clone()), SEGMENT_BYTES).unwrap();
+    let before = disk.syncs();
+    let (ledger, answers) = committed(ledger, 100).await;
+    assert!(answers.iter().all(Result::is_ok));
+    assert_eq!(disk.syncs() - before, 1);
+    drop(ledger);
+    let records: Vec<Record> = Records::on(Arc::new(disk)).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(records.len(), 101, "a profile and a delta each");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_to_all_who_wait_and_to_all_who_come_later() {
+    let disk = SimulatedDisk::full_after(4096);
+    let ledger = Ledger::on(Arc::new(disk.clone()), SEGMENT_BYTES).unwrap();
+    let (mut ledger, answers) = committed(ledger, 100).await;
+    for answer in answers {
+        let error = answer.unwrap_err();
+        assert!(matches!(error, LedgerError::Io { action: "write", .. }), "{error}");
+    }
+    let later = [ledger.append(&Record::PlanSealed { plan: 2 }), ledger.sync()];
+    assert!(later.iter().all(|later| matches!(later, Err(LedgerError::Stopped(_)))), "{later:?}");
+}
+
+#[tokio::test]
+async fn one_refused_commit_does_not_touch_the_others() {
+    let ledger = Ledger::on(Arc::new(SimulatedDisk::default()), SEGMENT_BYTES).unwrap();
+    let (shared, thread) = SharedLedger::start(ledger).unwrap();
+    let mut gap = delta(1);
+    gap.start = 5;
+    let both = tokio::join!(shared.commit(entries(0)), shared.commit(vec![Entry::Delta(gap)]));
+    assert!(both.0.is_ok());
+    assert!(matches!(both.1, Err(LedgerError::Gap { expected: 0, found: 5, .. })), "{:?}", both.1);
+    drop(shared);
+    thread.join().unwrap();
+}
