@@ -223,7 +223,7 @@ pub fn shards(plan: u64, groups: &[u32], ranks: u32) -> Result<Vec<Range<usize>>
     let (mut ranges, mut start) = (vec![0..0; ranks as usize], 0);
     for (place, run) in runs.iter().enumerate() {
         let range = &mut ranges[place * ranks as usize / runs.len()];
-        if range.is_empty() {
+        if range.start == range.end {
             range.start = start;
         }
         start += run;

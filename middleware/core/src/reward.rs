@@ -78,6 +78,11 @@ impl RewardBook {
         self.post(rollout, outcome.reward())
     }
 
+    /// The rewards there are of a sealed batch, in dispatch order; the book keeps them.
+    pub fn of(&self, batch: &Batch) -> Vec<Option<f64>> {
+        batch.rollouts().iter().map(|rollout| self.rewards.get(&rollout.id()).copied()).collect()
+    }
+
     /// Whether a rollout's outcome is noted.
     pub fn has(&self, rollout: RolloutId) -> bool {
         self.rewards.contains_key(&rollout)
