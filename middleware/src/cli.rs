@@ -1,10 +1,12 @@
 //! The command line. Exit codes: 0 done, 1 something was found wrong, 2 could not run, 3 wrong usage, 130 interrupted.
 
+mod audit;
 mod conformance;
 #[cfg(feature = "engine")]
 mod demo;
 #[cfg(feature = "engine")]
 mod engine;
+mod simulate;
 
 use crate::progress::say;
 use clap::{Parser, Subcommand, error::ErrorKind};
@@ -39,6 +41,10 @@ enum Command {
     Demo(demo::Arguments),
     /// Checks whether a sampler/trainer pair trains on what was sampled.
     Conformance(conformance::Arguments),
+    /// Proves from a ledger that batches were made by dispatch order alone.
+    Audit(audit::Arguments),
+    /// Prints what waiting for the slowest costs the samplers, on a virtual clock.
+    Simulate(simulate::Arguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -75,6 +81,8 @@ async fn run(command: Command) -> Outcome {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
         Command::Conformance(arguments) => conformance::run(arguments).await,
+        Command::Audit(arguments) => audit::run(&arguments),
+        Command::Simulate(arguments) => simulate::run(&arguments),
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]

@@ -1,11 +1,17 @@
 //! Fills plans: sends their requests, writes what comes back to the ledger, and seals each when everybody is there.
 //!
-//! Looks at neither length nor reward; waits for the slowest.
+//! [`Driver`] runs the state machine of [`lockstep_core::dispatch`] against real samplers; [`Plans`] holds the plans of a server
+//! whose trainers send their own requests. Both look at neither length nor reward, and wait for the slowest.
 
-mod fill;
+mod calls;
+mod driver;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod history;
 pub mod plans;
+#[cfg(test)]
+mod tests;
 
-pub use fill::{DispatchError, fill};
+pub use driver::{DispatchError, Driver, Judge, Settings, Station};
+pub use history::{History, HistoryError};
 pub use plans::{Consumer, Plans, PlansError, Trained};

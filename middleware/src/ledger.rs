@@ -9,7 +9,7 @@ mod frame;
 mod record;
 
 pub use frame::{FORMAT, FrameError, MAGIC, MAX_PAYLOAD};
-pub use record::{DeltaRecord, Record, ResyncRecord};
+pub use record::{DeltaRecord, Record, ResyncRecord, SentAnswer, SentRecord};
 
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};
 use lockstep_core::{Delta, SamplerProfile};

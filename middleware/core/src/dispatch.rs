@@ -158,6 +158,11 @@ impl Dispatch {
         self.answer(rollout).is_some_and(|answer| answer.stage == Stage::Drawn(sampler))
     }
 
+    /// Whether a sampler draws anything.
+    pub fn draws(&self, sampler: SamplerId) -> bool {
+        self.samplers.get(&sampler).is_some_and(|bench| !bench.drawing.is_empty())
+    }
+
     /// Answers being drawn, and slots there are.
     pub fn busy(&self) -> (usize, usize) {
         let drawing = self.samplers.values().map(|bench| bench.drawing.len()).sum();

@@ -49,6 +49,73 @@ pub enum Record {
     },
     /// The sampler got new weights.
     Resync(ResyncRecord),
+    /// What bounds dispatch from here on.
+    Dispatch {
+        /// Plans that may be open at a time.
+        max_open_plans: u32,
+        /// Width of the window in which a plan may overtake older ones; 1 is strict.
+        window: u32,
+    },
+    /// Answers went to a sampler.
+    Sent(SentRecord),
+    /// An answer is complete.
+    Arrived {
+        /// The rollout.
+        rollout: RolloutId,
+        /// When, in milliseconds since 1970.
+        at: u64,
+    },
+    /// Judging a rollout broke or ran out of time; it keeps its place.
+    RewardFailed {
+        /// The rollout.
+        rollout: RolloutId,
+        /// What happened.
+        reason: String,
+        /// The reward it counts as, fixed before the run.
+        counts_as: f64,
+    },
+    /// What a driven trainer says it trained on, where that is less than what was sampled.
+    Trained {
+        /// The rollout.
+        rollout: RolloutId,
+        /// Its sampled tokens, as the trainer counts them.
+        tokens: u32,
+        /// How many of them its mask kept.
+        kept: u32,
+    },
+    /// The run goes on after its process ended. Steps on a trainer's later weights are lost and made again.
+    Resumed {
+        /// The version the trainer goes on from, in the epoch it opens.
+        restored: WeightVersion,
+        /// Plans that were trained on and are trained on again, since that was lost.
+        again: Vec<u64>,
+        /// Answers that go on from their recorded tokens, with their number.
+        resumed: Vec<(RolloutId, u32)>,
+        /// Answers that were sent and of which nothing was recorded: sampled again, counted in `attempts`.
+        resampled: Vec<RolloutId>,
+    },
+}
+
+/// Answers that went to a sampler together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SentRecord {
+    /// To whom.
+    pub sampler: String,
+    /// When, in milliseconds since 1970.
+    pub at: u64,
+    /// Which.
+    pub answers: Vec<SentAnswer>,
+}
+
+/// An answer that went to a sampler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentAnswer {
+    /// Its rollout.
+    pub rollout: RolloutId,
+    /// 1, and one more for every time its tokens were lost. The seed follows from it: `SamplingParams::for_attempt`.
+    pub attempt: u32,
+    /// Recorded tokens it goes on from.
+    pub tokens: u32,
 }
 
 /// Weights a sampler was given, and what it says it holds.
@@ -80,7 +147,8 @@ pub struct DeltaRecord {
 }
 
 impl DeltaRecord {
-    pub(super) fn new(delta: &Delta, profile: u32) -> Self {
+    /// The record of a delta whose profile has this number.
+    pub fn new(delta: &Delta, profile: u32) -> Self {
         Self {
             rollout: delta.rollout,
             start: delta.start,
@@ -131,6 +199,12 @@ impl fmt::Display for Record {
             Self::Reward { rollout, .. } => write!(f, "the reward of rollout {rollout}"),
             Self::Consumed { plan, after, .. } => write!(f, "the step on plan {plan} to {after}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),
+            Self::Dispatch { max_open_plans, .. } => write!(f, "the rules of dispatch, {max_open_plans} open plans"),
+            Self::Sent(sent) => write!(f, "the sending of {} answers to {}", sent.answers.len(), sent.sampler),
+            Self::Arrived { rollout, .. } => write!(f, "the arrival of rollout {rollout}"),
+            Self::RewardFailed { rollout, .. } => write!(f, "the failed reward of rollout {rollout}"),
+            Self::Trained { rollout, .. } => write!(f, "what was trained on of rollout {rollout}"),
+            Self::Resumed { restored, .. } => write!(f, "the resumption at {restored}"),
         }
     }
 }
