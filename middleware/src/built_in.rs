@@ -5,7 +5,7 @@ use crate::{
     process::{ProcessError, Service},
     step::Pair,
 };
-use lockstep_core::ports::PortError;
+use lockstep_core::{WeightVersion, ports::PortError};
 use std::{path::Path, sync::Arc};
 
 /// Both sides, running; gone when dropped.
@@ -35,9 +35,29 @@ impl BuiltInPair {
     /// # Errors
     /// A process that does not come up or does not answer.
     pub async fn start(model: &Path, weights: &Path, config: &Path) -> Result<Self, StartError> {
+        Self::start_with(model, weights, config, &[]).await
+    }
+
+    /// Starts both sides; the trainer writes its state below `state`, goes on from it where there is one, and keeps the weights
+    /// of the versions in `live`.
+    ///
+    /// # Errors
+    /// As [`BuiltInPair::start`].
+    pub async fn resume(
+        model: &Path,
+        weights: &Path,
+        config: &Path,
+        (state, live): (&Path, &[WeightVersion]),
+    ) -> Result<Self, StartError> {
+        let state = ["--state".to_owned(), state.display().to_string()];
+        let live = live.iter().flat_map(|version| ["--live".to_owned(), version.to_string()]);
+        Self::start_with(model, weights, config, &state.into_iter().chain(live).collect::<Vec<_>>()).await
+    }
+
+    async fn start_with(model: &Path, weights: &Path, config: &Path, more: &[String]) -> Result<Self, StartError> {
         let option = |name: &str, path: &Path| [name.to_owned(), path.display().to_string()];
         let model = option("--model", model);
-        let of_trainer = [&model[..], &option("--weights", weights), &option("--config", config)].concat();
+        let of_trainer = [&model[..], &option("--weights", weights), &option("--config", config), more].concat();
         let sampler = Service::start("sampler", &model).await?;
         let trainer = Service::start("trainer", &of_trainer).await?;
         Ok(Self {

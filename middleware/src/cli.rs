@@ -1,5 +1,6 @@
 //! The command line. Exit codes: 0 done, 1 something was found wrong, 2 could not run, 3 wrong usage, 130 interrupted.
 
+mod audit;
 mod conformance;
 #[cfg(feature = "engine")]
 mod demo;
@@ -7,6 +8,7 @@ mod demo;
 mod engine;
 mod record;
 mod serve;
+mod simulate;
 
 use crate::progress::say;
 use clap::{Parser, Subcommand, error::ErrorKind};
@@ -47,6 +49,10 @@ enum Command {
     Record(record::RecordArguments),
     /// Serves recorded exchanges again, without the engine.
     Replay(record::ReplayArguments),
+    /// Proves from a ledger that batches were made by dispatch order alone.
+    Audit(audit::Arguments),
+    /// Prints what waiting for the slowest costs the samplers, on a virtual clock.
+    Simulate(simulate::Arguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -86,6 +92,8 @@ async fn run(command: Command) -> Outcome {
         Command::Serve(arguments) => serve::run(arguments).await,
         Command::Record(arguments) => record::record(arguments).await,
         Command::Replay(arguments) => record::replay(arguments).await,
+        Command::Audit(arguments) => audit::run(&arguments),
+        Command::Simulate(arguments) => simulate::run(&arguments),
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]

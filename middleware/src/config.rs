@@ -1,6 +1,7 @@
 //! The configuration of a run: TOML, every key known, every field with a default that is written out.
 
 use lockstep_core::{
+    dispatch::{Mode, Rules},
     dlc::{LagClip, Rule, TailModel, Trigger},
     sampling::{Limits, SamplingError, SamplingParams, Truncation},
 };
@@ -91,6 +92,25 @@ pub struct BatchConfig {
     pub prompts: u32,
     /// Answers to each.
     pub answers: u32,
+    /// Plans that may be open at a time: with 2 or more, the sampler draws while the trainer works. Bounds the lag.
+    pub max_open_plans: u32,
+    /// In which order complete plans are trained on.
+    pub mode: BatchMode,
+    /// In mode `windowed`, among how many of the oldest plans one may overtake another.
+    pub window: u32,
+    /// A sampler that owes answers and says nothing for so long is lost, and its answers go on elsewhere.
+    pub lease_seconds: u32,
+}
+
+/// In which order complete plans are trained on. Which answers a plan has is the same in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BatchMode {
+    /// Batch n is plan n.
+    #[default]
+    Strict,
+    /// A complete plan may overtake older ones inside a window of plans.
+    Windowed,
 }
 
 /// How the trainer updates (AdamW).
@@ -144,7 +164,7 @@ impl Default for SamplingConfig {
 
 impl Default for BatchConfig {
     fn default() -> Self {
-        Self { prompts: 192, answers: 8 }
+        Self { prompts: 192, answers: 8, max_open_plans: 1, mode: BatchMode::Strict, window: 2, lease_seconds: 600 }
     }
 }
 
@@ -243,6 +263,15 @@ impl Config {
         }
     }
 
+    /// What bounds dispatch.
+    pub fn dispatch(&self) -> Rules {
+        let mode = match self.batch.mode {
+            BatchMode::Strict => Mode::Strict,
+            BatchMode::Windowed => Mode::Windowed { plans: self.batch.window },
+        };
+        Rules { max_open_plans: self.batch.max_open_plans, mode, ..Rules::default() }
+    }
+
     /// The truncation filters.
     pub fn truncation(&self) -> Truncation {
         let SamplingConfig { top_k, top_p, min_p, .. } = self.sampling;
@@ -257,6 +286,9 @@ impl Config {
             ("steps", self.steps as f64, self.steps > 0, "at least 1"),
             ("batch.prompts", f64::from(self.batch.prompts), self.batch.prompts > 0, "at least 1"),
             ("batch.answers", f64::from(self.batch.answers), self.batch.answers > 0, "at least 1"),
+            ("batch.max_open_plans", f64::from(self.batch.max_open_plans), self.batch.max_open_plans > 0, "at least 1"),
+            ("batch.window", f64::from(self.batch.window), self.batch.window > 1, "at least 2; 1 is mode strict"),
+            ("batch.lease_seconds", f64::from(self.batch.lease_seconds), self.batch.lease_seconds > 0, "at least 1"),
             ("trainer.learning_rate", learning_rate, is_positive(learning_rate), positive),
             ("trainer.clip_norm", clip_norm, is_positive(clip_norm), positive),
             ("trainer.epsilon", epsilon, is_positive(epsilon), positive),

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::{
     fs::File,
-    io::{self, Write},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -39,6 +39,24 @@ impl Journal {
     pub fn create(path: PathBuf) -> Result<Self, WriteError> {
         let file = File::create_new(&path).map_err(|source| WriteError::new(&path, source))?;
         Ok(Self { path, file, length: 0 })
+    }
+
+    /// Opens the file again after its first `keep` lines, and cuts what is behind them; creates it where there is none. Gives the
+    /// lines that are kept, which may be fewer.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn resume(path: PathBuf, keep: usize) -> Result<(Self, Vec<String>), WriteError> {
+        let failed = |source| WriteError::new(&path, source);
+        let open = File::options().create(true).read(true).append(true).truncate(false).open(&path);
+        let mut file = open.map_err(failed)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(failed)?;
+        let kept: Vec<&str> = text.split_inclusive('\n').take(keep).filter(|line| line.ends_with('\n')).collect();
+        let length = kept.iter().map(|line| line.len() as u64).sum();
+        file.set_len(length).map_err(failed)?;
+        let kept = kept.into_iter().map(str::to_owned).collect();
+        Ok((Self { path, file, length }, kept))
     }
 
     /// Appends one record as one line.

@@ -24,7 +24,7 @@ pub use error::LedgerError;
 pub use frame::{FORMAT, FrameError, HEAD_MAGIC, MAGIC, MAX_PAYLOAD, OLDEST};
 pub use group::{Entry, SharedLedger};
 pub use reader::Records;
-pub use record::{DeltaRecord, Record, ResyncRecord, TrainedOn};
+pub use record::{DeltaRecord, Record, ResyncRecord, SentAnswer, SentRecord, TrainedOn};
 pub use writer::{Ledger, SEGMENT_BYTES};
 
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};

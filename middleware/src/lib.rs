@@ -3,6 +3,7 @@
 //! One step, in the order of the files: [`dispatch`] fills a plan through a [`client`] and keeps what arrives in the
 //! [`ledger`]; [`run`] joins the rewards; [`mod@step`] scores, updates and re-synchronises. Only this crate speaks gRPC.
 
+pub mod audit;
 #[cfg(feature = "engine")]
 pub mod built_in;
 pub mod cli;
@@ -22,9 +23,12 @@ pub mod queue;
 pub mod record;
 pub mod report;
 pub mod run;
+#[cfg(feature = "engine")]
+pub mod saving;
 pub mod serve;
 pub mod server;
 pub mod session;
+pub mod simulate;
 #[cfg(feature = "engine")]
 pub mod small_model;
 pub mod step;

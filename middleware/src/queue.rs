@@ -37,10 +37,18 @@ impl LedgerQueue {
             rollout: *rollout,
             length: lengths.get(rollout).copied().unwrap_or_default(),
         };
-        let consumed = records.iter().filter_map(|record| match record {
-            Record::Consumed { rollouts, .. } => Some(rollouts.iter().map(entry).collect()),
-            _ => None,
-        });
+        let mut consumed = Vec::<(u64, Vec<QueueEntry>)>::new();
+        for record in records {
+            match record {
+                Record::Consumed { rollouts, before, .. } => {
+                    consumed.push((before.step, rollouts.iter().map(entry).collect()));
+                }
+                // Steps that were lost with the trainer are made again.
+                Record::Resumed { restored, .. } => consumed.retain(|(before, _)| *before < restored.step),
+                _ => {}
+            }
+        }
+        let consumed = consumed.into_iter().map(|(_, batch)| batch);
         Self { generated: lengths.keys().map(entry).collect(), consumed: consumed.collect() }
     }
 }

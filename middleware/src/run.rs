@@ -2,7 +2,7 @@
 
 use crate::{
     config::{Config, ConfigError, Stage},
-    dispatch::{self, DispatchError},
+    dispatch::{DispatchError, Driver, History, Judge, Settings, Station},
     journal::{Journal, WriteError},
     ledger::{Ledger, LedgerError, Record, ResyncRecord},
     metrics::{ResyncReason, StepMetrics, StepTiming},
@@ -11,14 +11,18 @@ use crate::{
     task::{Prompt, Task},
 };
 use lockstep_core::{
-    Batch, BatchPlan, FinishReason, RewardBook, Rollout, SamplingParams, ScoredBatch, TokenId, WeightVersion,
+    BatchPlan, FinishReason, Rollout, RolloutId, SamplingParams, ScoredBatch, TokenId, WeightVersion,
     dlc::{Decision, EssReport},
     plan::{PlanError, PromptGroup},
     ports::{PortError, Sampler, StepOptions, StepReport},
-    reward::RewardError,
+    reward::Outcome,
     sampling::{Limits, SamplingError},
 };
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 /// A run that could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -44,16 +48,23 @@ pub enum RunError {
     /// The plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The rewards.
-    #[error(transparent)]
-    Reward(#[from] RewardError),
-    /// The sampler's answers carry no ESS at its own version.
-    #[error("step {step}: no answer was drawn at the sampler's version {version}")]
+    /// Every answer of the batch has tokens of several versions, and none of them an ESS.
+    #[error("step {step}: no answer was drawn at one version alone; the newest is {version}")]
     NoEss {
         /// The step.
         step: u64,
-        /// The sampler's version.
+        /// The newest version in it.
         version: WeightVersion,
+    },
+    /// The metrics of steps that the trainer remembers are not there.
+    #[error("{} has {found} whole lines, the trainer goes on from step {steps}", path.display())]
+    Metrics {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Lines there are.
+        found: usize,
+        /// Steps the trainer has made.
+        steps: u64,
     },
 }
 
@@ -79,7 +90,6 @@ pub struct Progressed {
 }
 
 struct Files {
-    ledger: Ledger,
     metrics: Journal,
     timings: Journal,
 }
@@ -87,64 +97,85 @@ struct Files {
 struct State {
     sampler: WeightVersion,
     null: Option<EssReport>,
+    driver: Driver,
 }
 
 impl Run {
-    /// Runs every step; what is done is in `done` and in the files of `out`, whenever it ends.
+    /// Runs every step; what is done is in `done` and in the files of `out`, whenever it ends. Where `out` holds a run that was
+    /// ended from outside, this one goes on from its ledger and from the trainer's state.
     ///
     /// # Errors
     /// Whatever [`RunError`] names.
-    pub async fn train(&self, out: &Path, done: &std::sync::Mutex<Progressed>) -> Result<(), RunError> {
-        let (ledger, _) = Ledger::open(&out.join("ledger"))?;
-        let metrics = Journal::create(out.join("metrics.jsonl"))?;
-        let timings = Journal::create(out.join("timings.jsonl"))?;
-        let mut files = Files { ledger, metrics, timings };
+    pub async fn train(&self, out: &Path, done: &Mutex<Progressed>) -> Result<(), RunError> {
+        let (ledger, records) = Ledger::open(&out.join("ledger"))?;
+        let history = History::of(records).map_err(DispatchError::from)?;
         let first = self.pair.trainer.version().await?;
-        let mut state = State { sampler: first, null: None };
-        self.give_weights(first, &mut state, &mut files.ledger).await?;
+        let mut files = self.files(out, first.step, done)?;
+        let lease = Duration::from_secs(self.config.batch.lease_seconds.into());
+        let settings = Settings { rules: self.config.dispatch(), lease };
+        let station = Station { name: "sampler".into(), sampler: self.sampler.clone(), slots: u32::MAX };
+        let driver = Driver::start(settings, vec![station], self.judge(), (ledger, history, first))?;
+        let mut state = State { sampler: first, null: None, driver };
+        self.give_weights(first, &mut state).await?;
+        state.driver.draw()?;
         let progress = Progress::new("training", self.config.steps);
-        for number in 1..=self.config.steps {
-            let (metrics, timing) = self.step(number, &mut state, &mut files.ledger).await?;
+        for number in first.step + 1..=self.config.steps {
+            let (metrics, timing) = self.step(number, &mut state).await?;
             files.metrics.append(&metrics)?;
             files.timings.append(&timing)?;
             progress.at(number, &line(&metrics, self.config.trigger.watched(&metrics.ess)));
-            done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).metrics.push(metrics);
+            done.lock().unwrap_or_else(PoisonError::into_inner).metrics.push(metrics);
         }
         progress.finish();
         Ok(())
     }
 
-    async fn step(
-        &self,
-        number: u64,
-        state: &mut State,
-        ledger: &mut Ledger,
-    ) -> Result<(StepMetrics, StepTiming), RunError> {
+    /// The files of the run, cut to the `steps` that the trainer remembers.
+    fn files(&self, out: &Path, steps: u64, done: &Mutex<Progressed>) -> Result<Files, RunError> {
+        let path = out.join("metrics.jsonl");
+        let (metrics, lines) = Journal::resume(path.clone(), steps as usize)?;
+        let read = lines.iter().map_while(|line| serde_json::from_str(line).ok());
+        let read: Vec<StepMetrics> = read.collect();
+        if read.len() as u64 != steps {
+            return Err(RunError::Metrics { path, found: read.len(), steps });
+        }
+        done.lock().unwrap_or_else(PoisonError::into_inner).metrics.extend(read);
+        let (timings, _) = Journal::resume(out.join("timings.jsonl"), steps as usize)?;
+        Ok(Files { metrics, timings })
+    }
+
+    async fn step(&self, number: u64, state: &mut State) -> Result<(StepMetrics, StepTiming), RunError> {
         let mut timing = StepTiming { step: number, ..StepTiming::default() };
         let mut clock = Instant::now();
-        let batch = dispatch::fill(self.plan(number - 1)?, &*self.sampler, ledger).await?;
-        let batch = self.reward(batch, ledger)?;
+        while let Some(plan) = state.driver.may_open().filter(|&plan| plan < self.config.steps) {
+            state.driver.open(self.plan(plan)?)?;
+        }
+        let batch = state.driver.next().await?;
         timing.sample_seconds = lap(&mut clock);
-        let scored = step::score(&self.pair, &batch).await?;
+        let scored = state.driver.during(step::score(&self.pair, &batch)).await??;
         timing.score_seconds = lap(&mut clock);
         let options = StepOptions { rule: self.config.rule()?, horizon: self.config.trigger.horizon };
-        let report = step::update(&self.pair, &batch, &scored, &options).await?;
-        self.consumed(&batch, &report, ledger)?;
+        let report = state.driver.during(step::update(&self.pair, &batch, &scored, &options)).await??;
+        state.driver.consumed(&batch, &report)?;
         timing.train_seconds = lap(&mut clock);
-        let drawn_at = state.sampler;
-        if report.before == drawn_at {
-            state.null = report.ess_at(drawn_at).copied();
+        let held = state.sampler;
+        if let Some(null) = report.ess_at(held).filter(|_| report.before == held) {
+            state.null = Some(*null);
         }
         let resync = self.resync_reason(number, &report, state);
         if resync.is_some() {
-            self.give_weights(report.after, state, ledger).await?;
+            self.give_weights(report.after, state).await?;
         } else {
-            self.pair.trainer.retain(&[drawn_at]).await?;
+            let live: Vec<WeightVersion> = state.driver.live_versions().into_iter().chain([held]).collect();
+            state.driver.during(self.pair.trainer.retain(&live)).await??;
         }
         timing.resync_seconds = lap(&mut clock);
-        let ess = *report.ess_at(drawn_at).ok_or(RunError::NoEss { step: number, version: drawn_at })?;
+        let drawn_at = newest(&batch).unwrap_or(held);
+        let last = report.ess.iter().max_by_key(|(version, _)| *version).map(|(_, ess)| ess);
+        let ess = report.ess_at(drawn_at).or(last);
+        let ess = *ess.ok_or(RunError::NoEss { step: number, version: drawn_at })?;
         let null_ess = state.null.map(|null| self.config.trigger.watched(&null));
-        Ok((summarise(number, &batch, &report, Outcome { drawn_at, ess, null_ess, resync }), timing))
+        Ok((summarise(number, &batch, &report, Came { drawn_at, ess, null_ess, resync }), timing))
     }
 
     /// Membership of plan `number`: as many prompts as configured, in order, each with its group of answers.
@@ -160,28 +191,14 @@ impl Run {
         Ok(BatchPlan::open(number, groups.collect())?)
     }
 
-    /// Reward enters here, for the first time.
-    fn reward(&self, batch: Batch, ledger: &mut Ledger) -> Result<ScoredBatch, RunError> {
-        let mut book = RewardBook::default();
-        for rollout in batch.rollouts() {
-            let reward = self.task.reward(self.prompt_of(rollout), &spoken(rollout));
-            book.post(rollout.id(), reward)?;
-            ledger.append(&Record::Reward { rollout: rollout.id(), reward })?;
-        }
-        ledger.sync()?;
-        Ok(batch.with_rewards(&mut book)?)
-    }
-
-    fn prompt_of(&self, rollout: &Rollout) -> &Prompt {
-        let prompts = u64::from(self.config.batch.prompts);
-        self.task.prompt(rollout.id().plan * prompts + u64::from(rollout.group()))
-    }
-
-    fn consumed(&self, batch: &ScoredBatch, report: &StepReport, ledger: &mut Ledger) -> Result<(), LedgerError> {
-        let rollouts = batch.batch().rollouts().iter().map(Rollout::id).collect();
-        let (plan, before, after) = (batch.batch().plan(), report.before, report.after);
-        ledger.append(&Record::Consumed { plan, rollouts, before, after })?;
-        ledger.sync()
+    /// Judges an answer of a sealed batch: its text, the stop token aside, against its prompt.
+    fn judge(&self) -> Judge {
+        let (task, prompts) = (self.task.clone(), u64::from(self.config.batch.prompts));
+        Arc::new(move |rollout| {
+            let RolloutId { plan, .. } = rollout.id();
+            let prompt: &Prompt = task.prompt(plan * prompts + u64::from(rollout.group()));
+            Outcome::Reward(task.reward(prompt, &spoken(rollout)))
+        })
     }
 
     fn resync_reason(&self, number: u64, report: &StepReport, state: &State) -> Option<ResyncReason> {
@@ -203,18 +220,20 @@ impl Run {
         }
     }
 
-    async fn give_weights(
-        &self,
-        version: WeightVersion,
-        state: &mut State,
-        ledger: &mut Ledger,
-    ) -> Result<(), RunError> {
-        let (weights, stamp) = step::resync(&self.pair, version).await?;
-        ledger.append(&Record::Resync(ResyncRecord { weights, stamp }))?;
-        ledger.sync()?;
+    async fn give_weights(&self, version: WeightVersion, state: &mut State) -> Result<(), RunError> {
+        let live: Vec<WeightVersion> = state.driver.live_versions().into_iter().collect();
+        let given = state.driver.during(step::resync(&self.pair, version, &live)).await?;
+        let (weights, stamp) = given?;
+        state.driver.write(&Record::Resync(ResyncRecord { weights, stamp }))?;
         state.sampler = version;
         Ok(())
     }
+}
+
+/// The newest weights that drew tokens of a batch.
+fn newest(batch: &ScoredBatch) -> Option<WeightVersion> {
+    let segments = batch.batch().rollouts().iter().flat_map(Rollout::segments);
+    segments.filter_map(|segment| segment.stamp.version()).max()
 }
 
 /// The sampled ids without the stop token.
@@ -229,17 +248,17 @@ fn lap(clock: &mut Instant) -> f64 {
     seconds
 }
 
-struct Outcome {
+struct Came {
     drawn_at: WeightVersion,
     ess: EssReport,
     null_ess: Option<f64>,
     resync: Option<ResyncReason>,
 }
 
-fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, outcome: Outcome) -> StepMetrics {
+fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, came: Came) -> StepMetrics {
     let rollouts = batch.batch().rollouts();
     let truncated = rollouts.iter().filter(|rollout| rollout.finish() == FinishReason::Length).count();
-    let Outcome { drawn_at, ess, null_ess, resync } = outcome;
+    let Came { drawn_at, ess, null_ess, resync } = came;
     StepMetrics {
         step,
         plan: batch.batch().plan(),

@@ -46,13 +46,18 @@ pub fn decide(trigger: &Trigger, report: &StepReport, sampler: WeightVersion, nu
     report.ess_at(sampler).map_or(Decision::Keep, |ess| trigger.decide(ess, null))
 }
 
-/// Gives the sampler the weights of a version.
-pub async fn resync(pair: &Pair, version: WeightVersion) -> PortResult<(PublishedWeights, Stamp)> {
+/// Gives the sampler the weights of a version; the trainer keeps those, and those of the versions in `live`, which drew answers
+/// that are not trained on yet.
+pub async fn resync(
+    pair: &Pair,
+    version: WeightVersion,
+    live: &[WeightVersion],
+) -> PortResult<(PublishedWeights, Stamp)> {
     let weights = pair.trainer.publish(version).await?;
     pair.control.pause().await?;
     let stamp = pair.control.load_weights(&weights).await?;
     pair.control.resume().await?;
-    pair.trainer.retain(&[version]).await?;
+    pair.trainer.retain(&[live, &[version]].concat()).await?;
     Ok((weights, stamp))
 }
 

@@ -4,6 +4,7 @@ mod recorded;
 
 use lockstep::{
     config::{Config, Stage},
+    ledger::{self, Record},
     metrics::{ResyncReason, StepMetrics, StepTiming},
 };
 use lockstep_core::dlc::statistics::TermStatistics;
@@ -158,6 +159,25 @@ fn an_untruncated_distribution_is_trained_on() {
         metrics.iter().all(|step| step.terms.support_size == 32.0),
         "the small model has 32 ids, all of them listed"
     );
+}
+
+#[test]
+fn with_two_open_plans_the_next_is_drawn_while_the_trainer_works_and_the_audit_is_green() {
+    let directory = temporary();
+    let arguments = ["--steps", "4", "--stage", "observe", "--set", "batch.max_open_plans=2"];
+    demo(directory.path(), "out", &arguments);
+    let (metrics, _) = recorded(&directory.path().join("out"));
+    assert_eq!(metrics.len(), 4);
+    let records = ledger::read(&directory.path().join("out/ledger")).unwrap();
+    let place = |found: fn(&Record) -> bool| records.iter().position(found).unwrap();
+    let opened = place(|record| matches!(record, Record::PlanOpened { plan: 1, .. }));
+    let consumed = place(|record| matches!(record, Record::Consumed { plan: 0, .. }));
+    assert!(opened < consumed, "plan 1 was opened before the step on plan 0");
+    let mut audit = lockstep(directory.path());
+    audit.args(["audit", "out"]);
+    let audit = run(audit);
+    assert_eq!(audit.code, Some(0), "{}{}", audit.stdout, audit.stderr);
+    assert!(audit.stdout.contains("membership was a function of dispatch order alone"), "{}", audit.stdout);
 }
 
 #[test]

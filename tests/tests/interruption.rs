@@ -3,13 +3,21 @@
 
 mod recorded;
 
-use lockstep::ledger::Ledger;
+use lockstep::{
+    audit::{Account, Audit},
+    ledger::{self, Ledger, Record},
+    metrics::StepMetrics,
+};
 use lockstep_tests::{
-    binary::{Finished, LIMIT, Running, lockstep, lockstep_with_cache, signal},
+    binary::{Finished, LIMIT, Running, lockstep, lockstep_with_cache, run, signal},
     files,
 };
 use recorded::recorded;
-use std::{fs, path::Path, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 use tempfile::TempDir;
 
 /// A demo that goes on until somebody ends it, past its second step; and its children.
@@ -122,6 +130,51 @@ fn the_children_of_a_killed_run_end_and_what_was_acknowledged_is_there() {
     assert_eq!((finished.code, finished.signal), (None, Some(9)));
 }
 
+/// Killed between two steps or inside one, and started again with the same words: the run ends as if nothing had been.
+#[test]
+fn a_killed_run_goes_on_where_its_ledger_and_its_trainer_stand() {
+    for open_plans in ["1", "3"] {
+        let directory = tempfile::tempdir().unwrap();
+        let open_plans = format!("batch.max_open_plans={open_plans}");
+        let arguments = ["demo", "--steps", "6", "--set", "batch.prompts=4", "--set", &open_plans, "--out", "out"];
+        let mut command = lockstep(directory.path());
+        command.args(arguments);
+        let mut running = Running::start(command);
+        running.wait_for("training 2/");
+        let children = children_of(running.pid());
+        signal("KILL", &running.pid().to_string());
+        assert_eq!(running.finish().signal, Some(9));
+        children.iter().for_each(ends);
+        let mut again = lockstep(directory.path());
+        again.args(arguments);
+        let finished = run(again);
+        assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+        let out = directory.path().join("out");
+        let metrics: Vec<StepMetrics> = fs::read_to_string(out.join("metrics.jsonl"))
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(metrics.iter().map(|step| step.step).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(metrics.iter().map(|step| step.plan).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+        assert_eq!((metrics[0].trainer_version.epoch, metrics[5].trainer_version.epoch), (0, 1));
+        let records = ledger::read(&out.join("ledger")).unwrap();
+        let resumed = records.iter().filter(|record| matches!(record, Record::Resumed { .. })).count();
+        assert_eq!(resumed, 1, "the ledger says that the run was resumed");
+        let audit = Audit::of(&Account::of(&records).unwrap());
+        assert!(!audit.is_red(), "{}", audit.table());
+        assert_eq!((audit.batches, audit.trained), (6, 6 * 32));
+        let mut done = lockstep(directory.path());
+        done.args(arguments);
+        let done = run(done);
+        assert_eq!(done.code, Some(2));
+        assert!(done.stderr.contains("it holds a run that has done all of its 6 steps"), "{}", done.stderr);
+        let mut other = lockstep(directory.path());
+        other.args(arguments).args(["--seed", "9"]);
+        assert!(run(other).stderr.contains("a run of another configuration"));
+    }
+}
+
 fn ends_with_one_error(of: &str) {
     let interrupted = Interrupted::after_two_steps();
     signal("KILL", &interrupted.child(of));
@@ -131,7 +184,10 @@ fn ends_with_one_error(of: &str) {
     assert_eq!(errors, finished.stderr.lines().last().as_slice(), "{}", finished.stderr);
     assert!(errors[0].contains(of), "{}", errors[0]);
     assert!(directory.path().join("out/report.html").exists(), "the steps that were done have their report");
-    assert_eq!(files::half_written(&directory.path().join("out")), [] as [&Path; 0]);
+    // A trainer that is killed while it saves leaves a half-written state beside the whole one, and the next takes its place.
+    let half_written = files::half_written(&directory.path().join("out"));
+    let elsewhere = half_written.iter().filter(|path| !path.starts_with(directory.path().join("out/state")));
+    assert_eq!(elsewhere.collect::<Vec<_>>(), [] as [&PathBuf; 0]);
 }
 
 #[test]

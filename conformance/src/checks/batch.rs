@@ -51,7 +51,14 @@ impl Check for Membership {
     }
 
     fn extra_faults(&self) -> Vec<Fault> {
-        vec![faults::AGED_OUT, faults::FILTERED, faults::TRAINED_TWICE, faults::CUT_SHORT]
+        vec![
+            faults::AGED_OUT,
+            faults::FILTERED,
+            faults::ZERO_VARIANCE,
+            faults::RESAMPLED,
+            faults::TRAINED_TWICE,
+            faults::CUT_SHORT,
+        ]
     }
 
     async fn examine(&self, target: &Target) -> Result<Verdict, Obstacle> {

@@ -26,6 +26,22 @@ pub const FILTERED: Fault = Fault {
     break_target: |target| queued(target, |batches| each(batches, |batch| without(&batch, dropped))),
 };
 
+/// Drops the groups whose rewards are all the same.
+pub const ZERO_VARIANCE: Fault = Fault {
+    id: "zero-variance",
+    does: "drops a run of answers to one prompt because their rewards are all the same",
+    break_target: |target| {
+        queued(target, |batches| each(batches, |mut batch| batch.split_off(batch.len().div_ceil(2))))
+    },
+};
+
+/// Samples again what could have been resumed.
+pub const RESAMPLED: Fault = Fault {
+    id: "resampled",
+    does: "samples the longest answer again after a failure, from its first token, and trains on the shorter one it gets",
+    break_target: |target| queued(target, |batches| each(batches, resampled)),
+};
+
 /// Trains on some answers twice.
 pub const TRAINED_TWICE: Fault = Fault {
     id: "trained-twice",
@@ -96,6 +112,13 @@ fn dropped(entry: &QueueEntry) -> bool {
 
 fn twice(mut batch: Vec<QueueEntry>) -> Vec<QueueEntry> {
     batch.extend(batch.first().copied());
+    batch
+}
+
+fn resampled(mut batch: Vec<QueueEntry>) -> Vec<QueueEntry> {
+    if let Some(longest) = batch.iter_mut().max_by_key(|entry| entry.length) {
+        longest.length /= 2;
+    }
     batch
 }
 

@@ -59,6 +59,22 @@ impl Qwen3Trainer {
         write_json(&path, &saved)?;
         Ok(Self::new(Qwen3::new(config, weights)?, optimiser, WeightVersion { epoch, ..version }, settings))
     }
+
+    /// Takes up the weights of an older version from where [`Qwen3Trainer::publish`] wrote them, for scoring what was drawn with
+    /// them. The version held now, and those that are live, are left as they are.
+    ///
+    /// # Errors
+    /// A file that is not there, or holds other tensors than this model has.
+    pub fn revive(&mut self, version: WeightVersion) -> TrainResult<()> {
+        if self.at(version).is_ok() {
+            return Ok(());
+        }
+        let path = self.settings.directory.join(format!("{version}.safetensors"));
+        let weights = Weights::load_file(&path, self.model.config())?;
+        let model = Qwen3::new(self.model.config().clone(), weights)?;
+        self.snapshots.insert(version, model);
+        Ok(())
+    }
 }
 
 fn write_json(path: &Path, json: &Value) -> TrainResult<()> {

@@ -12,10 +12,11 @@
 //!
 //! Data flows one way, and the modules follow it:
 //! [`support`] → [`behavior`] → [`delta`] → [`rollout`] → [`plan`] → [`reward`] → [`score`] → [`dlc`]; beside them stand
-//! its [`rivals`].
+//! [`dispatch`], which decides who samples what, and the [`rivals`] of the correction.
 
 pub mod behavior;
 pub mod delta;
+pub mod dispatch;
 pub mod dlc;
 pub mod plan;
 pub mod ports;
@@ -31,6 +32,7 @@ pub mod version;
 
 pub use behavior::BehaviorDistribution;
 pub use delta::{Delta, FinishReason};
+pub use dispatch::Dispatch;
 pub use plan::{Batch, BatchPlan};
 pub use profile::SamplerProfile;
 pub use reward::{RewardBook, ScoredBatch};

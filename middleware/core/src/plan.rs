@@ -8,6 +8,7 @@ use crate::{
     sampling::SamplingParams,
     token::{RolloutId, TokenId},
 };
+use std::ops::Range;
 
 /// A prompt and the number of answers it gets.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +62,16 @@ pub enum PlanError {
         planned: usize,
         /// The first missing one.
         first: RolloutId,
+    },
+    /// More ranks than groups.
+    #[error("plan {plan} has {groups} groups, too few for {ranks} ranks")]
+    Ranks {
+        /// The plan.
+        plan: u64,
+        /// Its groups.
+        groups: usize,
+        /// Ranks asked for.
+        ranks: u32,
     },
 }
 
@@ -184,6 +195,41 @@ impl Batch {
     pub fn tokens(&self) -> usize {
         self.rollouts.iter().map(Rollout::len).sum()
     }
+
+    /// Where to cut the batch for data-parallel ranks: one range of rollouts a rank, of whole groups, in dispatch order; with G
+    /// groups and R ranks, the group at place g goes to rank `floor(g R / G)`.
+    ///
+    /// # Errors
+    /// More ranks than groups, or none.
+    pub fn shards(&self, ranks: u32) -> Result<Vec<Range<usize>>, PlanError> {
+        shards(self.plan, &self.rollouts.iter().map(Rollout::group).collect::<Vec<_>>(), ranks)
+    }
+
+    /// The part of the batch that a range of [`Batch::shards`] names.
+    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+        Self { plan: self.plan, rollouts: self.rollouts[range].to_vec() }
+    }
+}
+
+/// Ranges of whole groups, one a rank, from the group of every rollout in dispatch order: see [`Batch::shards`].
+///
+/// # Errors
+/// More ranks than groups, or none.
+pub fn shards(plan: u64, groups: &[u32], ranks: u32) -> Result<Vec<Range<usize>>, PlanError> {
+    let runs: Vec<usize> = groups.chunk_by(|one, other| one == other).map(<[u32]>::len).collect();
+    if ranks == 0 || runs.len() < ranks as usize {
+        return Err(PlanError::Ranks { plan, groups: runs.len(), ranks });
+    }
+    let (mut ranges, mut start) = (vec![0..0; ranks as usize], 0);
+    for (place, run) in runs.iter().enumerate() {
+        let range = &mut ranges[place * ranks as usize / runs.len()];
+        if range.start == range.end {
+            range.start = start;
+        }
+        start += run;
+        range.end = start;
+    }
+    Ok(ranges)
 }
 
 #[cfg(test)]
@@ -222,6 +268,17 @@ pub(crate) mod tests {
         assert_eq!(plan.arrive(answer(&other, &[4])), Err(PlanError::OtherRequest(other.id)));
         let beyond = answer(&request(7, 0), &[4]);
         assert!(matches!(plan.arrive(beyond), Err(PlanError::Unplanned { planned: 2, .. })));
+    }
+
+    #[test]
+    fn ranks_get_whole_groups_and_together_everything() {
+        let groups = [0, 0, 0, 1, 1, 2, 2, 2, 3, 4];
+        assert_eq!(shards(7, &groups, 1), Ok(vec![0..10]));
+        assert_eq!(shards(7, &groups, 2), Ok(vec![0..8, 8..10]));
+        assert_eq!(shards(7, &groups, 5), Ok(vec![0..3, 3..5, 5..8, 8..9, 9..10]));
+        let refused = |ranks| shards(7, &groups, ranks).unwrap_err().to_string();
+        assert_eq!(refused(6), "plan 7 has 5 groups, too few for 6 ranks");
+        assert_eq!(refused(0), "plan 7 has 5 groups, too few for 0 ranks");
     }
 
     proptest! {

@@ -1,7 +1,11 @@
 //! Where reward enters, for the first time: after the batch is complete.
 
-use crate::{plan::Batch, rollout::Rollout, token::RolloutId};
-use std::collections::BTreeMap;
+use crate::{
+    plan::{Batch, PlanError},
+    rollout::Rollout,
+    token::RolloutId,
+};
+use std::{collections::BTreeMap, ops::Range};
 
 /// A reward that cannot be joined.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -36,6 +40,29 @@ pub enum RewardError {
     },
 }
 
+/// How judging a rollout came out. A failure is an outcome too, and the rollout keeps its place.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It has this reward.
+    Reward(f64),
+    /// The environment or the reward broke or ran out of time. What it counts as was fixed before the run.
+    Failed {
+        /// What happened.
+        reason: String,
+        /// The reward it counts as.
+        counts_as: f64,
+    },
+}
+
+impl Outcome {
+    /// The reward, or what the failure counts as.
+    pub fn reward(&self) -> f64 {
+        match self {
+            Self::Reward(reward) | Self::Failed { counts_as: reward, .. } => *reward,
+        }
+    }
+}
+
 /// Rewards that wait for their batch. Only a sealed batch opens it.
 #[derive(Debug, Default)]
 pub struct RewardBook {
@@ -43,6 +70,24 @@ pub struct RewardBook {
 }
 
 impl RewardBook {
+    /// Notes an outcome, as [`RewardBook::post`] does.
+    ///
+    /// # Errors
+    /// As [`RewardBook::post`].
+    pub fn record(&mut self, rollout: RolloutId, outcome: &Outcome) -> Result<(), RewardError> {
+        self.post(rollout, outcome.reward())
+    }
+
+    /// The rewards there are of a sealed batch, in dispatch order; the book keeps them.
+    pub fn of(&self, batch: &Batch) -> Vec<Option<f64>> {
+        batch.rollouts().iter().map(|rollout| self.rewards.get(&rollout.id()).copied()).collect()
+    }
+
+    /// Whether a rollout's outcome is noted.
+    pub fn has(&self, rollout: RolloutId) -> bool {
+        self.rewards.contains_key(&rollout)
+    }
+
     /// Notes the reward of a rollout; the same reward again changes nothing.
     ///
     /// # Errors
@@ -93,6 +138,17 @@ impl ScoredBatch {
         &self.rewards
     }
 
+    /// The batch in parts for data-parallel ranks, as [`Batch::shards`] cuts it: whole groups, so that every advantage is what
+    /// it is in the whole batch.
+    ///
+    /// # Errors
+    /// More ranks than groups, or none.
+    pub fn shards(&self, ranks: u32) -> Result<Vec<Self>, PlanError> {
+        let part =
+            |range: Range<usize>| Self { batch: self.batch.part(range.clone()), rewards: self.rewards[range].to_vec() };
+        Ok(self.batch.shards(ranks)?.into_iter().map(part).collect())
+    }
+
     /// Mean reward.
     pub fn mean_reward(&self) -> f64 {
         self.rewards.iter().sum::<f64>() / self.rewards.len() as f64
@@ -138,6 +194,20 @@ mod tests {
         let scored = sealed().with_rewards(&mut book).unwrap();
         assert_eq!(scored.advantages(), [0.5, -0.5, 0.0, 0.0]);
         assert_eq!(scored.mean_reward(), 0.75);
+    }
+
+    #[test]
+    fn shards_have_the_advantages_of_the_whole() {
+        let mut book = RewardBook::default();
+        [1.0, 0.0, 1.0].iter().zip(0..).for_each(|(&reward, index)| book.post(id(index), reward).unwrap());
+        book.record(id(3), &Outcome::Failed { reason: "timed out".into(), counts_as: -1.0 }).unwrap();
+        let scored = sealed().with_rewards(&mut book).unwrap();
+        assert_eq!(scored.rewards(), [1.0, 0.0, 1.0, -1.0], "a failure keeps its row");
+        let shards = scored.shards(2).unwrap();
+        assert_eq!(shards.iter().flat_map(ScoredBatch::advantages).collect::<Vec<_>>(), scored.advantages());
+        let rollouts: Vec<RolloutId> =
+            shards.iter().flat_map(|shard| shard.batch().rollouts()).map(Rollout::id).collect();
+        assert_eq!(rollouts, [id(0), id(1), id(2), id(3)]);
     }
 
     #[test]

@@ -121,6 +121,12 @@ impl Rollout {
         Ok(Self { request, segments, finish, attempts: 1 })
     }
 
+    /// The same answer, sampled from its first token so many times before it was complete.
+    #[must_use]
+    pub fn with_attempts(self, attempts: u32) -> Self {
+        Self { attempts, ..self }
+    }
+
     /// Its name.
     pub fn id(&self) -> RolloutId {
         self.request.id

@@ -97,6 +97,19 @@ impl SamplingParams {
     pub fn seed(&self) -> u64 {
         self.seed
     }
+
+    /// The same for another attempt at an answer whose tokens are lost: attempt 1 keeps the seed, each later one gets a seed
+    /// of its own (the finaliser of SplitMix64, Steele et al. 2014), so that what is drawn anew is not what was lost.
+    pub fn for_attempt(&self, attempt: u32) -> Self {
+        let mut seed = self.seed;
+        if attempt > 1 {
+            seed = seed.wrapping_add(u64::from(attempt).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            seed = (seed ^ (seed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            seed = (seed ^ (seed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            seed ^= seed >> 31;
+        }
+        Self { seed, ..self.clone() }
+    }
 }
 
 #[cfg(test)]
@@ -115,5 +128,15 @@ mod tests {
         assert_eq!(params(1.0, 1.2, 0.0), Err(SamplingError::TopP(1.2)));
         assert_eq!(params(1.0, 0.9, 1.0), Err(SamplingError::MinP(1.0)));
         assert!(params(0.8, 0.95, 0.0).is_ok());
+    }
+
+    #[test]
+    fn every_attempt_has_a_seed_of_its_own() {
+        let first = params(0.8, 0.95, 0.0).unwrap();
+        assert_eq!(first.for_attempt(1), first);
+        let mut seeds: Vec<u64> = (1..9).map(|attempt| first.for_attempt(attempt).seed()).collect();
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), 8);
     }
 }

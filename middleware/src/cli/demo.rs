@@ -4,14 +4,18 @@ use super::{DONE, INTERRUPTED, Outcome, print};
 use crate::{
     built_in::BuiltInPair,
     config::{Config, ConfigError, Stage},
+    dispatch::History,
     input::Input,
     journal::{WriteError, write_whole},
+    ledger::Ledger,
     metrics::StepMetrics,
     progress::say,
     report::{self, RunSummary},
     run::{Progressed, Run, RunError},
+    saving,
 };
 use clap::Args;
+use lockstep_core::WeightVersion;
 use std::{
     error::Error,
     path::{Path, PathBuf},
@@ -42,7 +46,8 @@ pub(super) struct Arguments {
     /// Training steps.
     #[arg(long)]
     steps: Option<u64>,
-    /// Where the run is written; new or empty. By default the first free runs/demo-N.
+    /// Where the run is written: new, empty, or a run of the same configuration that was ended from outside and goes on. By
+    /// default the first free runs/demo-N.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// A configuration file in TOML; unknown keys are refused.
@@ -62,7 +67,7 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
             return Ok(INTERRUPTED);
         }
     };
-    let out = claim(arguments.out.as_deref())?;
+    let out = claim(arguments.out.as_deref(), &config)?;
     write_whole(&out.join("config.toml"), &config.to_toml())?;
     let done = Mutex::new(Progressed::default());
     let ended = tokio::select! {
@@ -104,14 +109,27 @@ impl Arguments {
     }
 }
 
-/// A directory that nobody has written to: the one asked for, or the first free of `runs/demo-N`.
-fn claim(asked: Option<&Path>) -> Result<PathBuf, WriteError> {
-    let Some(out) = asked else { return claim_next() };
+/// A directory that nobody has written to, or one whose run goes on: the one asked for, or the first free of `runs/demo-N`.
+fn claim(asked: Option<&Path>, config: &Config) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
+    let Some(out) = asked else { return Ok(claim_next()?) };
     let failed = |source| WriteError::new(out, source);
+    let other = |why: String| failed(std::io::Error::other(why)).into();
     std::fs::create_dir_all(out).map_err(failed)?;
     let occupied = std::fs::read_dir(out).map_err(failed)?.next().is_some();
-    if occupied {
-        return Err(failed(std::io::Error::other("the directory is not empty")));
+    let written = out.join("config.toml");
+    if !occupied {
+        return Ok(out.to_owned());
+    }
+    if !written.is_file() {
+        return Err(other("the directory is not empty".into()));
+    }
+    let before = Config::resolve(Some(&written), &[])?;
+    if (Config { steps: config.steps, ..before }) != *config {
+        return Err(other("it holds a run of another configuration, which cannot go on with this one".into()));
+    }
+    let done = std::fs::read_to_string(out.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+    if done as u64 >= config.steps {
+        return Err(other(format!("it holds a run that has done all of its {done} steps")));
     }
     Ok(out.to_owned())
 }
@@ -136,10 +154,24 @@ async fn train(
     out: &Path,
     done: &Mutex<Progressed>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let running = BuiltInPair::start(&input.model, &out.join("weights"), &out.join("config.toml")).await?;
+    let state = out.join("state");
+    let live = live_versions(out, &state)?;
+    let (weights, file) = (out.join("weights"), out.join("config.toml"));
+    let running = BuiltInPair::resume(&input.model, &weights, &file, (&state, &live)).await?;
     let (sampler, pair) = (running.sampler.clone(), running.pair());
     let run = Run { config: config.clone(), sampler, pair, task: input.task, stop: input.stop };
     run.train(out, done).await.map_err(|error: RunError| error.into())
+}
+
+/// Versions that drew answers of a run that goes on, which the trainer must score at.
+fn live_versions(out: &Path, state: &Path) -> Result<Vec<WeightVersion>, Box<dyn Error + Send + Sync>> {
+    let ledger = out.join("ledger");
+    if !ledger.is_dir() {
+        return Ok(Vec::new());
+    }
+    let (_, records) = Ledger::open(&ledger)?;
+    let step = saving::saved(state).map(|saved| saving::version(&saved)).transpose()?.map_or(0, |version| version.step);
+    Ok(History::of(records)?.live_versions(step))
 }
 
 /// Writes `report.html` and says where.

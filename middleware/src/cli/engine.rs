@@ -1,7 +1,12 @@
 //! `lockstep sampler` and `lockstep trainer`: the built-in pair, each in a process of its own.
 
 use super::{DONE, Outcome, print};
-use crate::{config::Config, process::LISTENING, server};
+use crate::{
+    config::Config,
+    process::LISTENING,
+    saving::{self, SavingTrainer},
+    server,
+};
 use clap::Args;
 use lockstep_core::WeightVersion;
 use lockstep_engine::{
@@ -43,6 +48,12 @@ pub(super) struct TrainerArguments {
     /// Where published weights go.
     #[arg(long)]
     weights: PathBuf,
+    /// Writes its state here before every step, and goes on from it, in a new epoch, where there is one.
+    #[arg(long)]
+    state: Option<PathBuf>,
+    /// A published version that answers in the making were drawn with; its weights are kept for scoring them.
+    #[arg(long, value_name = "VERSION")]
+    live: Vec<WeightVersion>,
     /// A configuration; only its table `trainer` counts here.
     #[arg(long)]
     config: Option<PathBuf>,
@@ -63,12 +74,19 @@ pub(super) async fn sampler(arguments: SamplerArguments) -> Outcome {
 
 pub(super) async fn trainer(arguments: TrainerArguments) -> Outcome {
     let config = Config::resolve(arguments.config.as_deref(), &arguments.set)?.trainer;
-    let model = Qwen3::load(&arguments.model)?;
     let rule =
         AdamW { lr: config.learning_rate, betas: config.betas, eps: config.epsilon, weight_decay: config.weight_decay };
-    let optimiser = Optimiser::new(model.weights(), rule, config.clip_norm);
-    let trainer = Qwen3Trainer::new(model, optimiser, FIRST, Settings::new(arguments.weights));
-    let trainer = Arc::new(TrainerPort::new(trainer)?);
+    let settings = Settings::new(&arguments.weights);
+    let mut trainer = match arguments.state.as_deref().and_then(saving::saved) {
+        Some(saved) => Qwen3Trainer::restore(&saved, (rule, config.clip_norm), settings)?,
+        None => {
+            let model = Qwen3::load(&arguments.model)?;
+            let optimiser = Optimiser::new(model.weights(), rule, config.clip_norm);
+            Qwen3Trainer::new(model, optimiser, FIRST, settings)
+        }
+    };
+    arguments.live.iter().try_for_each(|&version| trainer.revive(version))?;
+    let trainer = Arc::new(SavingTrainer::new(TrainerPort::new(trainer)?, arguments.state));
     let listener = arguments.listen.bind().await?;
     server::serve_trainer(trainer, listener, arguments.listen.until()).await?;
     Ok(DONE)

@@ -125,6 +125,42 @@ pub enum Record {
         /// In the trainer's order.
         rollouts: Vec<TrainedOn>,
     },
+    /// What bounds dispatch from here on.
+    Dispatch {
+        /// Plans that may be open at a time.
+        max_open_plans: u32,
+        /// Width of the window in which a plan may overtake older ones; 1 is strict.
+        window: u32,
+    },
+    /// Answers went to a sampler.
+    Sent(SentRecord),
+    /// An answer is complete.
+    Arrived {
+        /// The rollout.
+        rollout: RolloutId,
+        /// When, in milliseconds since 1970.
+        at: u64,
+    },
+    /// Judging a rollout broke or ran out of time; it keeps its place.
+    RewardFailed {
+        /// The rollout.
+        rollout: RolloutId,
+        /// What happened.
+        reason: String,
+        /// The reward it counts as, fixed before the run.
+        counts_as: f64,
+    },
+    /// The run goes on after its process ended. Steps on a trainer's later weights are lost and made again.
+    Resumed {
+        /// The version the trainer goes on from, in the epoch it opens.
+        restored: WeightVersion,
+        /// Plans that were trained on and are trained on again, since that was lost.
+        again: Vec<u64>,
+        /// Answers that go on from their recorded tokens, with their number.
+        resumed: Vec<(RolloutId, u32)>,
+        /// Answers that were sent and of which nothing was recorded: sampled again, counted in `attempts`.
+        resampled: Vec<RolloutId>,
+    },
 }
 
 /// What a trainer says of one rollout it trained on.
@@ -136,6 +172,28 @@ pub struct TrainedOn {
     pub tokens: u32,
     /// How many of them the loss saw.
     pub masked_in: u32,
+}
+
+/// Answers that went to a sampler together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SentRecord {
+    /// To whom.
+    pub sampler: String,
+    /// When, in milliseconds since 1970.
+    pub at: u64,
+    /// Which.
+    pub answers: Vec<SentAnswer>,
+}
+
+/// An answer that went to a sampler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentAnswer {
+    /// Its rollout.
+    pub rollout: RolloutId,
+    /// 1, and one more for every time its tokens were lost. The seed follows from it: `SamplingParams::for_attempt`.
+    pub attempt: u32,
+    /// Recorded tokens it goes on from.
+    pub tokens: u32,
 }
 
 /// Weights a sampler was given, and what it says it holds.
@@ -168,7 +226,8 @@ pub struct DeltaRecord {
 }
 
 impl DeltaRecord {
-    pub(super) fn new(delta: &Delta, profile: u32) -> Self {
+    /// The record of a delta whose profile has this number.
+    pub fn new(delta: &Delta, profile: u32) -> Self {
         Self {
             rollout: delta.rollout,
             start: delta.start,
@@ -225,7 +284,14 @@ impl Record {
                 Some(Subject::plan(Kind::Opened, *plan, *groups as usize * *answers as usize))
             }
             Self::Trained { plan, rollouts } => Some(Subject::plan(Kind::Consumed, *plan, rollouts.len())),
-            Self::Profile(_) | Self::Resync(_) | Self::Dispatched(_) => None,
+            Self::Profile(_)
+            | Self::Resync(_)
+            | Self::Dispatched(_)
+            | Self::Dispatch { .. }
+            | Self::Sent(_)
+            | Self::Arrived { .. }
+            | Self::RewardFailed { .. }
+            | Self::Resumed { .. } => None,
         }
     }
 }
@@ -247,6 +313,11 @@ impl fmt::Display for Record {
             Self::Dispatched(request) => write!(f, "the request of rollout {}", request.id),
             Self::Trained { plan, .. } => write!(f, "the training on plan {plan}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),
+            Self::Dispatch { max_open_plans, .. } => write!(f, "the rules of dispatch, {max_open_plans} open plans"),
+            Self::Sent(sent) => write!(f, "the sending of {} answers to {}", sent.answers.len(), sent.sampler),
+            Self::Arrived { rollout, .. } => write!(f, "the arrival of rollout {rollout}"),
+            Self::RewardFailed { rollout, .. } => write!(f, "the failed reward of rollout {rollout}"),
+            Self::Resumed { restored, .. } => write!(f, "the resumption at {restored}"),
         }
     }
 }

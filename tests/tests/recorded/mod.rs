@@ -53,7 +53,7 @@ fn plans(records: Vec<Record>) -> Vec<Plan> {
         match record {
             Record::Profile(profile) => profiles.push(Arc::new(profile)),
             Record::PlanOpened { plan, requests } => {
-                assert_eq!(plan, plans.len() as u64, "plans are opened in order");
+                assert_eq!(plan, plans.len() as u64, "plans are opened in order, and once");
                 plans.push(Plan { requests, ..Plan::default() });
             }
             Record::Delta(delta) => {
@@ -68,6 +68,11 @@ fn plans(records: Vec<Record>) -> Vec<Plan> {
                 plans[plan as usize].consumed = rollouts;
             }
             Record::Resync(resync) => assert_eq!(resync.stamp.version(), Some(resync.weights.version)),
+            Record::Arrived { rollout, .. } => assert!(plans[rollout.plan as usize].deltas.contains_key(&rollout)),
+            Record::Dispatch { .. } | Record::Sent(_) | Record::Resumed { .. } => {}
+            Record::RewardFailed { rollout, .. } | Record::Trained { rollout, .. } => {
+                panic!("{rollout}: not of a demo")
+            }
         }
     }
     plans

@@ -1,0 +1,188 @@
+//! What a ledger says of plans that are open: where a run goes on that was ended from outside.
+
+use crate::ledger::Record;
+use lockstep_core::{
+    BatchPlan, Delta, RolloutId, SamplerProfile, WeightVersion,
+    behavior::BehaviorError,
+    dispatch::Recovered,
+    plan::PlanError,
+    rollout::{FoldError, Request},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// What a ledger says, sorted by plan and rollout.
+#[derive(Debug, Default)]
+pub struct History {
+    pub(super) requests: BTreeMap<u64, Vec<Request>>,
+    pub(super) deltas: BTreeMap<RolloutId, Vec<Delta>>,
+    pub(super) attempts: BTreeMap<RolloutId, u32>,
+    pub(super) rewards: BTreeMap<RolloutId, f64>,
+    pub(super) sealed: BTreeSet<u64>,
+    /// Plan, and the weights before and after its step, in the order of training.
+    consumed: Vec<(u64, WeightVersion, WeightVersion)>,
+}
+
+/// A ledger that cannot be gone on from.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    /// Columns that contradict themselves.
+    #[error("a delta of rollout {rollout} cannot be read back: {source}")]
+    Delta {
+        /// The rollout.
+        rollout: RolloutId,
+        /// What is wrong.
+        #[source]
+        source: BehaviorError,
+    },
+    /// A delta without profile.
+    #[error("a delta of rollout {rollout} names profile {profile}, {known} are known")]
+    Profile {
+        /// The rollout.
+        rollout: RolloutId,
+        /// The number.
+        profile: u32,
+        /// Profiles there are.
+        known: usize,
+    },
+    /// Answers that do not fold.
+    #[error(transparent)]
+    Fold(#[from] FoldError),
+    /// Requests that are no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A trainer that would use a version for the second time.
+    #[error(
+        "the trainer restarted at {restored}, but the ledger has a step to {made} already; it must open a new epoch"
+    )]
+    Epoch {
+        /// Where it restarted.
+        restored: WeightVersion,
+        /// A version it made before.
+        made: WeightVersion,
+    },
+    /// A trainer that knows more than the ledger.
+    #[error("the trainer goes on from step {restored}, but the ledger has only {steps} steps")]
+    Ahead {
+        /// Where it goes on.
+        restored: u64,
+        /// Steps in the ledger.
+        steps: u64,
+    },
+}
+
+impl History {
+    /// Sorts the records of a ledger.
+    ///
+    /// # Errors
+    /// Deltas that cannot be read back.
+    pub fn of(records: Vec<Record>) -> Result<Self, HistoryError> {
+        let (mut history, mut profiles) = (Self::default(), Vec::<Arc<SamplerProfile>>::new());
+        for record in records {
+            match record {
+                Record::Profile(profile) => profiles.push(Arc::new(profile)),
+                Record::PlanOpened { plan, requests } => drop(history.requests.insert(plan, requests)),
+                Record::Delta(delta) => {
+                    let (rollout, profile, known) = (delta.rollout, delta.profile, profiles.len());
+                    let unknown = HistoryError::Profile { rollout, profile, known };
+                    let profile = profiles.get(profile as usize).cloned().ok_or(unknown)?;
+                    let delta = delta.delta(profile).map_err(|source| HistoryError::Delta { rollout, source })?;
+                    history.deltas.entry(rollout).or_default().push(delta);
+                }
+                Record::PlanSealed { plan } => drop(history.sealed.insert(plan)),
+                Record::Reward { rollout, reward } | Record::RewardFailed { rollout, counts_as: reward, .. } => {
+                    history.rewards.insert(rollout, reward);
+                }
+                Record::Consumed { plan, before, after, .. } => history.consumed.push((plan, before, after)),
+                Record::Sent(sent) => {
+                    for answer in &sent.answers {
+                        history.attempts.insert(answer.rollout, answer.attempt);
+                        if answer.tokens == 0 {
+                            history.deltas.remove(&answer.rollout);
+                        }
+                    }
+                }
+                Record::Resumed { restored, .. } => {
+                    history.consumed.retain(|(_, before, _)| before.step < restored.step)
+                }
+                Record::Resync(_)
+                | Record::Dispatch { .. }
+                | Record::Arrived { .. }
+                | Record::PlanReserved { .. }
+                | Record::Dispatched(_)
+                | Record::Trained { .. } => {}
+            }
+        }
+        Ok(history)
+    }
+
+    /// Whether anything was dispatched.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Number of the first plan that was never opened.
+    pub fn next_plan(&self) -> u64 {
+        self.requests.keys().next_back().map_or(0, |plan| plan + 1)
+    }
+
+    /// Versions that drew tokens of plans which are not trained on at step `restored`, or will be again.
+    pub fn live_versions(&self, restored: u64) -> Vec<WeightVersion> {
+        let open: BTreeSet<u64> = self.open(restored).collect();
+        let deltas = self.deltas.iter().filter(|(id, _)| open.contains(&id.plan)).flat_map(|(_, deltas)| deltas);
+        let versions: BTreeSet<WeightVersion> = deltas.filter_map(|delta| delta.stamp.version()).collect();
+        versions.into_iter().collect()
+    }
+
+    /// Holds the trainer's state against the ledger.
+    ///
+    /// # Errors
+    /// A trainer that reuses versions, or that made steps the ledger does not have.
+    pub fn check(&self, restored: WeightVersion) -> Result<(), HistoryError> {
+        if let Some(&(_, _, made)) = self.consumed.iter().find(|(_, _, after)| after.epoch >= restored.epoch) {
+            return Err(HistoryError::Epoch { restored, made });
+        }
+        let steps = self.consumed.iter().map(|(_, _, after)| after.step).max().unwrap_or(0);
+        if restored.step > steps {
+            return Err(HistoryError::Ahead { restored: restored.step, steps });
+        }
+        Ok(())
+    }
+
+    /// Plans whose step is lost with the trainer's later weights.
+    pub(super) fn again(&self, restored: u64) -> Vec<u64> {
+        self.consumed.iter().filter(|(_, before, _)| before.step >= restored).map(|(plan, _, _)| *plan).collect()
+    }
+
+    /// Plans that are not trained on yet, or again.
+    pub(super) fn open(&self, restored: u64) -> impl Iterator<Item = u64> + '_ {
+        let kept = self.consumed.iter().filter(move |(_, before, _)| before.step < restored);
+        let kept: BTreeSet<u64> = kept.map(|(plan, _, _)| *plan).collect();
+        self.requests.keys().copied().filter(move |plan| !kept.contains(plan))
+    }
+
+    /// The plan again, nothing arrived.
+    pub(super) fn plan(&self, plan: u64) -> Result<BatchPlan, HistoryError> {
+        Ok(BatchPlan::restore(plan, self.requests.get(&plan).cloned().unwrap_or_default())?)
+    }
+
+    /// What the state machine needs to know of the answers of a plan.
+    pub(super) fn recovered(&self, plan: u64) -> Vec<Recovered> {
+        let requests = self.requests.get(&plan).into_iter().flatten();
+        let recovered = requests.map(|request| {
+            let deltas = self.deltas.get(&request.id).map_or(&[][..], Vec::as_slice);
+            let tokens = deltas.iter().map(|delta| delta.behavior.len() as u32).sum();
+            // A ledger of an older build has no record of what was sent; tokens prove that something was.
+            let sent = self.attempts.get(&request.id).copied().unwrap_or(0);
+            Recovered {
+                tokens,
+                attempts: if tokens > 0 { sent.max(1) } else { sent },
+                finished: deltas.last().is_some_and(|delta| delta.finish.is_some()),
+                judged: self.rewards.contains_key(&request.id),
+            }
+        });
+        recovered.collect()
+    }
+}
