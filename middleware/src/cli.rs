@@ -5,6 +5,8 @@ mod conformance;
 mod demo;
 #[cfg(feature = "engine")]
 mod engine;
+#[cfg(feature = "engine")]
+mod experiment;
 
 use crate::progress::say;
 use clap::{Parser, Subcommand, error::ErrorKind};
@@ -39,6 +41,9 @@ enum Command {
     Demo(demo::Arguments),
     /// Checks whether a sampler/trainer pair trains on what was sampled.
     Conformance(conformance::Arguments),
+    /// Measures how close each correction stays to on-policy training.
+    #[cfg(feature = "engine")]
+    Experiment(experiment::Arguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -75,6 +80,8 @@ async fn run(command: Command) -> Outcome {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
         Command::Conformance(arguments) => conformance::run(arguments).await,
+        #[cfg(feature = "engine")]
+        Command::Experiment(arguments) => experiment::run(arguments).await,
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]

@@ -12,6 +12,8 @@ pub mod config;
 pub mod conformance;
 pub mod dispatch;
 #[cfg(feature = "engine")]
+pub mod experiment;
+#[cfg(feature = "engine")]
 pub mod input;
 pub mod journal;
 pub mod ledger;
