@@ -35,7 +35,9 @@ pub enum Numerics {
 
 /// No such precision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there are no numerics {0:?}; there are exact, bf16-head, int8, int4, int3, and noise(sigma,seed) with sigma > 0")]
+#[error(
+    "there are no numerics {0:?}; there are exact, bf16-head, int8, int4, int3, and noise(sigma,seed) with sigma > 0"
+)]
 pub struct UnknownNumerics(pub String);
 
 impl Numerics {

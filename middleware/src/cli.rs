@@ -1,5 +1,6 @@
 //! The command line. Exit codes: 0 done, 1 something was found wrong, 2 could not run, 3 wrong usage, 130 interrupted.
 
+mod advise;
 mod conformance;
 #[cfg(feature = "engine")]
 mod demo;
@@ -39,6 +40,8 @@ enum Command {
     /// Trains the built-in Qwen3 pair through the whole path, with a stale sampler.
     #[cfg(feature = "engine")]
     Demo(demo::Arguments),
+    /// Says which correction a run calls for, and why.
+    Advise(advise::Arguments),
     /// Checks whether a sampler/trainer pair trains on what was sampled.
     Conformance(conformance::Arguments),
     /// Measures how close each correction stays to on-policy training.
@@ -79,6 +82,7 @@ async fn run(command: Command) -> Outcome {
     match command {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
+        Command::Advise(arguments) => advise::run(arguments),
         Command::Conformance(arguments) => conformance::run(arguments).await,
         #[cfg(feature = "engine")]
         Command::Experiment(arguments) => experiment::run(arguments).await,

@@ -1,7 +1,7 @@
 //! The configuration of a run: TOML, every key known, every field with a default that is written out.
 
 use lockstep_core::{
-    dlc::{LagClip, Rule, TailModel, Trigger},
+    dlc::{LagClip, Policy, Rule, TailModel, Trigger},
     sampling::{Limits, SamplingError, SamplingParams, Truncation},
 };
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,20 @@ pub struct Config {
     pub correction: CorrectionConfig,
     /// When the sampler gets new weights in stage `dlc`.
     pub trigger: Trigger,
+    /// What holds the trigger back or hurries it.
+    pub resync: ResyncConfig,
+}
+
+/// What holds the trigger back or hurries it, in stage `dlc`; 0 is off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ResyncConfig {
+    /// Updates after a synchronisation during which no ESS brings another.
+    pub cool_down: u64,
+    /// Most updates between two synchronisations.
+    pub max_interval: u64,
+    /// Synchronises already when the forecast leaves at most this many updates.
+    pub forecast_ahead: u64,
 }
 
 /// Where the model and the prompts come from.
@@ -132,6 +146,7 @@ impl Default for Config {
             trainer: TrainerConfig::default(),
             correction: CorrectionConfig::default(),
             trigger: Trigger::default(),
+            resync: ResyncConfig::default(),
         }
     }
 }
@@ -241,6 +256,12 @@ impl Config {
             Stage::Observe | Stage::Fix => Ok(Rule::Uncorrected),
             Stage::Dlc => Ok(Rule::Dlc { lag_clip, tail: self.correction.tail }),
         }
+    }
+
+    /// The whole policy of synchronisation.
+    pub fn policy(&self) -> Policy {
+        let ResyncConfig { cool_down, max_interval, forecast_ahead } = self.resync;
+        Policy { trigger: self.trigger, cool_down, max_interval, forecast_ahead }
     }
 
     /// The truncation filters.

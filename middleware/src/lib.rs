@@ -3,6 +3,7 @@
 //! One step, in the order of the files: [`dispatch`] fills a plan through a [`client`] and keeps what arrives in the
 //! [`ledger`]; [`run`] joins the rewards; [`mod@step`] scores, updates and re-synchronises. Only this crate speaks gRPC.
 
+pub mod advise;
 #[cfg(feature = "engine")]
 pub mod built_in;
 pub mod cli;
@@ -22,6 +23,7 @@ pub mod process;
 pub mod progress;
 pub mod queue;
 pub mod report;
+pub mod resync;
 pub mod run;
 pub mod server;
 #[cfg(feature = "engine")]

@@ -5,14 +5,15 @@ use crate::{
     dispatch::{self, DispatchError},
     journal::{Journal, WriteError},
     ledger::{Ledger, LedgerError, Record, ResyncRecord},
-    metrics::{ResyncReason, StepMetrics, StepTiming},
+    metrics::{StepMetrics, StepTiming},
     progress::Progress,
+    resync::{Outcome as Resynced, ResyncEvent, Resyncs},
     step::{self, Pair},
     task::{Prompt, Task},
 };
 use lockstep_core::{
     Batch, BatchPlan, FinishReason, RewardBook, Rollout, SamplingParams, ScoredBatch, TokenId, WeightVersion,
-    dlc::{Decision, EssReport},
+    dlc::PolicyDecision,
     plan::{PlanError, PromptGroup},
     ports::{PortError, Sampler, StepOptions, StepReport},
     reward::RewardError,
@@ -82,11 +83,12 @@ struct Files {
     ledger: Ledger,
     metrics: Journal,
     timings: Journal,
+    resyncs: Journal,
 }
 
 struct State {
     sampler: WeightVersion,
-    null: Option<EssReport>,
+    resyncs: Resyncs,
 }
 
 impl Run {
@@ -98,13 +100,16 @@ impl Run {
         let (ledger, _) = Ledger::open(&out.join("ledger"))?;
         let metrics = Journal::create(out.join("metrics.jsonl"))?;
         let timings = Journal::create(out.join("timings.jsonl"))?;
-        let mut files = Files { ledger, metrics, timings };
+        let resyncs = Journal::create(out.join("resyncs.jsonl"))?;
+        let mut files = Files { ledger, metrics, timings, resyncs };
         let first = self.pair.trainer.version().await?;
-        let mut state = State { sampler: first, null: None };
+        let resyncs = Resyncs::new(self.config.policy(), self.config.sync_every, self.config.stage == Stage::Dlc);
+        let mut state = State { sampler: first, resyncs };
         self.give_weights(first, &mut state, &mut files.ledger).await?;
         let progress = Progress::new("training", self.config.steps);
         for number in 1..=self.config.steps {
-            let (metrics, timing) = self.step(number, &mut state, &mut files.ledger).await?;
+            let (metrics, timing, events) = self.step(number, &mut state, &mut files.ledger).await?;
+            events.iter().try_for_each(|event| told(event, &mut files.resyncs))?;
             files.metrics.append(&metrics)?;
             files.timings.append(&timing)?;
             progress.at(number, &line(&metrics, self.config.trigger.watched(&metrics.ess)));
@@ -119,7 +124,7 @@ impl Run {
         number: u64,
         state: &mut State,
         ledger: &mut Ledger,
-    ) -> Result<(StepMetrics, StepTiming), RunError> {
+    ) -> Result<(StepMetrics, StepTiming, Vec<ResyncEvent>), RunError> {
         let mut timing = StepTiming { step: number, ..StepTiming::default() };
         let mut clock = Instant::now();
         let batch = dispatch::fill(self.plan(number - 1)?, &*self.sampler, ledger).await?;
@@ -132,19 +137,17 @@ impl Run {
         self.consumed(&batch, &report, ledger)?;
         timing.train_seconds = lap(&mut clock);
         let drawn_at = state.sampler;
-        if report.before == drawn_at {
-            state.null = report.ess_at(drawn_at).copied();
-        }
-        let resync = self.resync_reason(number, &report, state);
-        if resync.is_some() {
+        let resynced = state.resyncs.after(number, &report, drawn_at);
+        let resynced = resynced.ok_or(RunError::NoEss { step: number, version: drawn_at })?;
+        if resynced.resync.is_some() {
             self.give_weights(report.after, state, ledger).await?;
         } else {
             self.pair.trainer.retain(&[drawn_at]).await?;
         }
         timing.resync_seconds = lap(&mut clock);
-        let ess = *report.ess_at(drawn_at).ok_or(RunError::NoEss { step: number, version: drawn_at })?;
-        let null_ess = state.null.map(|null| self.config.trigger.watched(&null));
-        Ok((summarise(number, &batch, &report, Outcome { drawn_at, ess, null_ess, resync }), timing))
+        let null_ess = resynced.null.map(|null| self.config.trigger.watched(&null));
+        let outcome = Outcome { drawn_at, null_ess, resynced: &resynced };
+        Ok((summarise(number, &batch, &report, outcome), timing, resynced.events))
     }
 
     /// Membership of plan `number`: as many prompts as configured, in order, each with its group of answers.
@@ -184,25 +187,6 @@ impl Run {
         ledger.sync()
     }
 
-    fn resync_reason(&self, number: u64, report: &StepReport, state: &State) -> Option<ResyncReason> {
-        let every = self.config.sync_every;
-        if every > 0 && number.is_multiple_of(every) {
-            return Some(ResyncReason::Interval);
-        }
-        if self.config.stage != Stage::Dlc {
-            return None;
-        }
-        match step::decide(&self.config.trigger, report, state.sampler, state.null.as_ref()) {
-            Decision::Keep => None,
-            Decision::Resync => Some(ResyncReason::Ess),
-            Decision::Refused { null_ess } => {
-                let level = self.config.trigger.ess_level();
-                tracing::warn!(?level, null_ess, "the trigger refuses this level: equal versions give this ESS too");
-                None
-            }
-        }
-    }
-
     async fn give_weights(
         &self,
         version: WeightVersion,
@@ -229,17 +213,28 @@ fn lap(clock: &mut Instant) -> f64 {
     seconds
 }
 
-struct Outcome {
-    drawn_at: WeightVersion,
-    ess: EssReport,
-    null_ess: Option<f64>,
-    resync: Option<ResyncReason>,
+/// Writes down what was decided about the sampler's weights, and says it in the log.
+fn told(event: &ResyncEvent, journal: &mut Journal) -> Result<(), WriteError> {
+    match event {
+        ResyncEvent::Decided { decision: PolicyDecision::Refused { null_ess }, policy, .. } => {
+            let level = policy.trigger.ess_level();
+            tracing::warn!(?level, null_ess, "the trigger refuses this level: equal versions give this ESS too");
+        }
+        event => tracing::info!(?event, "synchronisation"),
+    }
+    journal.append(event)
 }
 
-fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, outcome: Outcome) -> StepMetrics {
+struct Outcome<'a> {
+    drawn_at: WeightVersion,
+    null_ess: Option<f64>,
+    resynced: &'a Resynced,
+}
+
+fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, outcome: Outcome<'_>) -> StepMetrics {
     let rollouts = batch.batch().rollouts();
     let truncated = rollouts.iter().filter(|rollout| rollout.finish() == FinishReason::Length).count();
-    let Outcome { drawn_at, ess, null_ess, resync } = outcome;
+    let Outcome { drawn_at, null_ess, resynced } = outcome;
     StepMetrics {
         step,
         plan: batch.batch().plan(),
@@ -249,10 +244,12 @@ fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, outcome: Outco
         truncated_share: truncated as f64 / rollouts.len() as f64,
         sampler_version: drawn_at,
         trainer_version: report.before,
-        ess,
+        ess: resynced.ess,
         null_ess,
         terms: report.terms,
-        resync,
+        aliases: report.terms.aliases().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        forecast: resynced.forecast,
+        resync: resynced.resync,
         loss: report.loss,
         gradient_norm: report.gradient_norm,
     }

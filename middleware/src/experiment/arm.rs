@@ -213,9 +213,7 @@ fn core() -> Vec<Arm> {
         rows.push(arm(By(method), COARSE, trigger()));
     }
     rows.extend([arm(By(Method::Is), COARSE, trigger()), arm(By(Method::PpoLag), COARSE, Sync::Every(1))]);
-    for wrong in
-        [Method::WrongUnweightedCentring, Method::WrongWeightedCentring, Method::WrongLagAgainstQ]
-    {
+    for wrong in [Method::WrongUnweightedCentring, Method::WrongWeightedCentring, Method::WrongLagAgainstQ] {
         rows.push(arm(By(wrong), EXACT, Sync::Never));
     }
     rows

@@ -46,9 +46,11 @@ fn e1(results: &Results) -> Judged {
     let crossing = mean(&known);
     let holds = exit.zip(crossing).is_some_and(|(exit, crossing)| (exit as f64 - crossing).abs() <= near);
     let late: Vec<f64> = row.arms.iter().filter_map(gaussian_lateness).collect();
-    let late = mean(&late).map_or_else(|| "no forecast".into(), |late| format!("Gaussian forecast {late:+.1} steps off"));
+    let late =
+        mean(&late).map_or_else(|| "no forecast".into(), |late| format!("Gaussian forecast {late:+.1} steps off"));
     let exit = exit.map_or_else(|| "never".into(), |step| format!("at step {step}"));
-    let crossings: Vec<String> = crossings.iter().map(|at| at.map_or_else(|| "-".into(), |at| at.to_string())).collect();
+    let crossings: Vec<String> =
+        crossings.iter().map(|at| at.map_or_else(|| "-".into(), |at| at.to_string())).collect();
     Some((ruled(holds), format!("leaves two floors {exit}; ESS below 0.5 at step {}; {late}", crossings.join(", "))))
 }
 
@@ -63,7 +65,10 @@ fn e2(results: &Results) -> Judged {
     let worst = largest(results, DLC)?;
     let control = control(results)?;
     let syncs = results.row(DLC)?.syncs();
-    Some((close(results, worst <= 2.0), format!("at most {worst:.2} floors with {syncs:.1} syncs; control {control:.2}")))
+    Some((
+        close(results, worst <= 2.0),
+        format!("at most {worst:.2} floors with {syncs:.1} syncs; control {control:.2}"),
+    ))
 }
 
 fn e3(results: &Results) -> Judged {
@@ -82,7 +87,10 @@ fn e4(results: &Results) -> Judged {
     let (ppo, none, coarse) =
         (results.floors(PPO_STALE, end)?, results.floors(NONE_STALE, end)?, results.floors(PPO_Q_INT4, end)?);
     let holds = ppo < none / 2.0 && coarse > 5.0;
-    Some((ruled(holds), format!("stale, on p_s: {ppo:.2} (none {none:.2}); int4 fresh, on q: {coarse:.2} floors at the end")))
+    Some((
+        ruled(holds),
+        format!("stale, on p_s: {ppo:.2} (none {none:.2}); int4 fresh, on q: {coarse:.2} floors at the end"),
+    ))
 }
 
 fn e5(results: &Results) -> Judged {
@@ -93,7 +101,10 @@ fn e5(results: &Results) -> Judged {
     let (first, last) = (numeric(1)?, numeric(steps)?);
     let (early, end) = (lag(steps / 4)?, lag(steps)?);
     let holds = (0.67..1.5).contains(&(last / first)) && end > 4.0 * early;
-    Some((ruled(holds), format!("numeric KL {first:.4} to {last:.4}; lag KL {early:.4} at a quarter, {end:.4} at the end")))
+    Some((
+        ruled(holds),
+        format!("numeric KL {first:.4} to {last:.4}; lag KL {early:.4} at a quarter, {end:.4} at the end"),
+    ))
 }
 
 fn e6(results: &Results) -> Judged {
@@ -197,9 +208,8 @@ fn rank_correlation(points: &[(f64, f64)]) -> Option<f64> {
     };
     let (x, y) = (ranks(points.iter().map(|at| at.0).collect()), ranks(points.iter().map(|at| at.1).collect()));
     let (mx, my) = (mean(&x)?, mean(&y)?);
-    let product = |a: &[f64], ma: f64, b: &[f64], mb: f64| {
-        a.iter().zip(b).map(|(a, b)| (a - ma) * (b - mb)).sum::<f64>()
-    };
+    let product =
+        |a: &[f64], ma: f64, b: &[f64], mb: f64| a.iter().zip(b).map(|(a, b)| (a - ma) * (b - mb)).sum::<f64>();
     let spread = (product(&x, mx, &x, mx) * product(&y, my, &y, my)).sqrt();
     (points.len() >= 4 && spread > 0.0).then(|| product(&x, mx, &y, my) / spread)
 }

@@ -19,6 +19,7 @@ const FIRST_LOOK: u64 = 1 << 20;
 const FIRST_PROMPT: u64 = 1 << 15;
 
 /// An exact sampler that draws with whatever weights it is given, and keeps what it drew in a ledger.
+#[expect(missing_debug_implementations, reason = "its task is a trait object without one")]
 pub struct Looker {
     sampler: SamplerPort,
     ledger: Ledger,

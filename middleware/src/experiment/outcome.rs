@@ -187,7 +187,8 @@ impl Row {
 
     /// The first step of each seed at which the ESS of a level is below a threshold.
     pub fn crossings(&self, threshold: f64, of: impl Fn(&EssReport) -> f64) -> Vec<Option<u64>> {
-        let first = |arm: &Outcome| arm.steps.iter().find(|record| of(&record.ess) < threshold).map(|record| record.step);
+        let first =
+            |arm: &Outcome| arm.steps.iter().find(|record| of(&record.ess) < threshold).map(|record| record.step);
         self.arms.iter().map(first).collect()
     }
 }

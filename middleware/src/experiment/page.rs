@@ -28,8 +28,9 @@ fn lead(results: &Results, verdicts: &[Verdict]) -> String {
     let count = |ruling| verdicts.iter().filter(|verdict| verdict.ruling == ruling).count();
     let [held, not, vacuous, open] =
         [Ruling::Reproduced, Ruling::NotReproduced, Ruling::Vacuous, Ruling::NotMeasured].map(count);
-    let control = control(results)
-        .map_or_else(String::new, |floors| format!(" A policy that never trains is at least {floors:.1} noise floors away."));
+    let control = control(results).map_or_else(String::new, |floors| {
+        format!(" A policy that never trains is at least {floors:.1} noise floors away.")
+    });
     let missing = match results.missing {
         0 => String::new(),
         n => format!(" {n} of {} arms are not done: these are partial results.", results.plan.arms.len()),
@@ -56,24 +57,21 @@ fn figures(results: &Results) -> Vec<Figure> {
         ("DLC-A + as many syncs, evenly", "dlc_a-exact-periodic"),
         ("none + trigger", "none-exact-trigger"),
     ];
-    let coarse = [
-        ("none", claims::NONE_INT4),
-        ("centring", claims::CENTRING_INT4),
-        ("IS", "is-int4-fresh"),
-    ];
-    let both = [
-        ("DLC-A", "dlc_a-int4-trigger"),
-        ("DLC-F", "dlc_f-int4-trigger"),
-        ("DLC-E", "dlc_e-int4-trigger"),
-    ];
+    let coarse = [("none", claims::NONE_INT4), ("centring", claims::CENTRING_INT4), ("IS", "is-int4-fresh")];
+    let both = [("DLC-A", "dlc_a-int4-trigger"), ("DLC-F", "dlc_f-int4-trigger"), ("DLC-E", "dlc_e-int4-trigger")];
     let wrong = [
         ("centring without the weight", "wrong_unweighted_centring-exact-never"),
         ("weighted centring", "wrong_weighted_centring-exact-never"),
         ("lag taken against q", "wrong_lag_against_q-exact-never"),
     ];
-    let ppo = [("on q, int4 fresh", "ppo_q-int4-fresh"), ("on p_s, stale", "ppo_s-exact-never"), ("on p_s, int4 fresh", "ppo_s-int4-fresh")];
+    let ppo = [
+        ("on q, int4 fresh", "ppo_q-int4-fresh"),
+        ("on p_s, stale", "ppo_s-exact-never"),
+        ("on p_s, int4 fresh", "ppo_s-int4-fresh"),
+    ];
     let own = |results: &Results, row: &str, step| results.row(row)?.step(step, |record| record.terms.full.kl);
-    let ess = |results: &Results, row: &str, step| results.row(row)?.step(step, |record: &StepRecord| record.ess.horizon);
+    let ess =
+        |results: &Results, row: &str, step| results.row(row)?.step(step, |record: &StepRecord| record.ess.horizon);
     vec![
         floors("stale", "Stale sampler, no synchronisation", stale),
         floors("dlc", "Stale sampler, with the trigger", dlc),
@@ -128,7 +126,8 @@ fn row_table(results: &Results) -> Table {
     columns.extend(steps.iter().map(|step| format!("floors at {step}")));
     columns.extend(["seeds", "syncs", "smallest ESS", "reward"].map(String::from));
     let last = steps.last().copied().unwrap_or(0);
-    let cell = |value: Option<f64>, decimals: usize| value.map_or_else(|| "–".into(), |value| format!("{value:.decimals$}"));
+    let cell =
+        |value: Option<f64>, decimals: usize| value.map_or_else(|| "–".into(), |value| format!("{value:.decimals$}"));
     let rows = results.rows.iter().map(|row| {
         let mut cells = vec![row.name.clone()];
         cells.extend(steps.iter().map(|&step| cell(results.floors(&row.name, step), 2)));

@@ -84,6 +84,7 @@ impl Reward {
 }
 
 /// What every arm starts from.
+#[expect(missing_debug_implementations, reason = "its task is a trait object without one")]
 pub struct Stage {
     /// The plan of the experiment.
     pub plan: Plan,
@@ -117,10 +118,9 @@ impl Stage {
 
     /// A sampler on the start weights.
     pub(super) fn sampler(&self, numerics: &str) -> Result<SamplerPort, ExperimentError> {
-        let numerics =
-            numerics.parse().map_err(|error: lockstep_engine::numerics::UnknownNumerics| {
-                ExperimentError::Task(error.to_string())
-            })?;
+        let numerics = numerics
+            .parse()
+            .map_err(|error: lockstep_engine::numerics::UnknownNumerics| ExperimentError::Task(error.to_string()))?;
         let sampler = Qwen3Sampler::new(&Qwen3::load(&self.model)?, FIRST)?.with_numerics(numerics)?;
         SamplerPort::new(sampler).map_err(|source| ExperimentError::System { what: "starting the sampler", source })
     }

@@ -48,7 +48,14 @@ struct Pool<'a> {
 impl<'a> Pool<'a> {
     fn new(plan: &Plan, places: &'a Places, processes: usize) -> Self {
         let total = plan.arms.len();
-        Self { places, processes, total, done: 0, progress: Progress::new("arms", total as u64), started: Instant::now() }
+        Self {
+            places,
+            processes,
+            total,
+            done: 0,
+            progress: Progress::new("arms", total as u64),
+            started: Instant::now(),
+        }
     }
 
     async fn run(&mut self, arms: Vec<&Arm>) -> Result<(), ExperimentError> {
@@ -77,7 +84,9 @@ impl<'a> Pool<'a> {
             tracing::info!(name, done = self.done, total = self.total, elapsed = ?self.started.elapsed(), "arm done");
         }
         match waiting.front() {
-            Some(arm) => Err(ExperimentError::NotDone { arm: arm.name(), needs: arm.needs().unwrap_or("nothing").into() }),
+            Some(arm) => {
+                Err(ExperimentError::NotDone { arm: arm.name(), needs: arm.needs().unwrap_or("nothing").into() })
+            }
             None => Ok(()),
         }
     }

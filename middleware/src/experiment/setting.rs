@@ -54,7 +54,7 @@ impl Setting {
             prompts: 128,
             answers: 8,
             steps: 40,
-            learning_rate: 4e-4,
+            learning_rate: 1e-4,
             evaluate_every: 4,
             evaluation_prompts: 128,
             evaluation_answers: 1,

@@ -29,7 +29,8 @@ pub fn lines(results: &Results) -> Vec<String> {
         let own = number(row.step(last, |record| record.terms.full.kl), 4);
         let (reward, shown) = (number(row.reward(last), 3), number(row.step(last, |record| record.reward), 3));
         let ess = number(smallest_ess(row), 3);
-        let _ = write!(line, "  {:>5}  {:>5.1}  {ess:>7}  {own:>6}  {reward:>6}  {shown:>5}", row.arms.len(), row.syncs());
+        let _ =
+            write!(line, "  {:>5}  {:>5.1}  {ess:>7}  {own:>6}  {reward:>6}  {shown:>5}", row.arms.len(), row.syncs());
         lines.push(line);
     }
     lines

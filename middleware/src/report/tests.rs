@@ -45,6 +45,8 @@ fn step(step: u64) -> StepMetrics {
             tokens: 13_440,
             ..TermReport::default()
         },
+        aliases: std::collections::BTreeMap::new(),
+        forecast: lockstep_core::dlc::Forecast::default(),
         resync: match age {
             13 if step == 42 => Some(ResyncReason::Interval),
             13 => Some(ResyncReason::Ess),

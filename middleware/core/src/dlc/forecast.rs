@@ -93,7 +93,8 @@ impl Forecaster {
     fn settle(&mut self, updates: f64) {
         let n = self.crossings.len();
         if n > 0 {
-            let error = |which: usize| self.crossings.iter().map(|at| (at[which] - updates).abs()).sum::<f64>() / n as f64;
+            let error =
+                |which: usize| self.crossings.iter().map(|at| (at[which] - updates).abs()).sum::<f64>() / n as f64;
             self.past = Some(PastError { gaussian: error(0), tail_aware: error(1), forecasts: n });
             self.crossings.clear();
         }

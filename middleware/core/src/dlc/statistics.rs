@@ -99,6 +99,23 @@ impl RatioShape {
     }
 }
 
+impl TermReport {
+    /// Names that others give to some of these. verl's are those of its decoupled mode, where `rollout_corr` holds p_s
+    /// against q; its `kl` is the mean of `log q - log p_s`, its `ppo_kl` that of `log p_s - log p_theta`.
+    pub fn aliases(&self) -> [(&'static str, f64); 7] {
+        let Self { lag, numeric, .. } = self;
+        [
+            ("rollout_corr/kl", numeric.k1()),
+            ("rollout_corr/k3_kl", numeric.k3),
+            ("rollout_corr/chi2_token", numeric.chi2),
+            ("actor/ppo_kl", lag.k1()),
+            ("actor/pg_clipfrac", self.clipped_share),
+            ("sampling/sampling_logp_difference/mean", numeric.mean_abs),
+            ("sampling/sampling_logp_difference/max", numeric.max_abs),
+        ]
+    }
+}
+
 impl Statistics {
     /// Adds a position with its two terms.
     pub fn push(&mut self, position: &Position<'_>, lag: LagRatio, numeric: Discrepancy) {

@@ -168,7 +168,9 @@ impl Method {
             Self::DecoupledPpo => ("decoupled_ppo", "min(p_s/q, 5) times PPO's clip of 0.2 on p_theta/p_s"),
             Self::M2po => ("m2po", "w = p_theta/q; tokens fall until the mean of (log r)^2 is below 0.04"),
             Self::M2poHarmfulOnly => ("m2po_harmful_only", "as m2po, harmful tokens alone are counted and fall"),
-            Self::M2poOfficial => ("m2po_official", "PPO on p_theta/q, its clip wide enough for a second moment of 0.04"),
+            Self::M2poOfficial => {
+                ("m2po_official", "PPO on p_theta/q, its clip wide enough for a second moment of 0.04")
+            }
             Self::Vcpo => ("vcpo", "min(p_theta/q, 8) of the answer, rate times sqrt(ESS); group-mean baseline"),
             Self::Gspo => ("gspo", "the answer's geometric mean p_theta/p_s, clipped at 3e-4/4e-4"),
             Self::Cispo => ("cispo", "w = min(p_theta/q, 1.28), detached"),
@@ -304,9 +306,7 @@ impl Method {
             Self::Centring => centred(TokenWeight::One),
             Self::CentringTis => centred(TokenWeight::Truncated(Cap::new(TIS).unwrap_or(Cap::NONE))),
             Self::CentringMis => centred(TokenWeight::Masked(band((0.5, 5.0)))),
-            Self::CentringPpo => {
-                Ok(CentredPpo::new(PpoClip::new(PPO.0, PPO.1)?, TIS)?.weigh(position, advantage)?)
-            }
+            Self::CentringPpo => Ok(CentredPpo::new(PpoClip::new(PPO.0, PPO.1)?, TIS)?.weigh(position, advantage)?),
             Self::WrongUnweightedCentring => {
                 self.exact(position)?;
                 Ok(wrong_on_purpose::centring_without_the_weight(position, clip)?)
