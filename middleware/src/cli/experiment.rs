@@ -44,6 +44,9 @@ pub(super) struct Arguments {
     /// Updates of an arm.
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
+    /// Prompts in a batch, with eight answers each.
+    #[arg(long, value_name = "N")]
+    prompts: Option<u32>,
     /// Arms at the same time, each on one thread.
     #[arg(long, value_name = "N", default_value_t = 2)]
     processes: usize,
@@ -92,6 +95,7 @@ impl Arguments {
             first_seed: self.first_seed.unwrap_or(setting.first_seed),
             learning_rate: self.learning_rate.unwrap_or(setting.learning_rate),
             steps: self.steps.unwrap_or(setting.steps),
+            prompts: self.prompts.unwrap_or(setting.prompts),
             ..setting
         };
         Plan::new(extent, setting)

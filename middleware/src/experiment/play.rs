@@ -359,7 +359,9 @@ impl<'a> Player<'a> {
         let copy = |source| ExperimentError::System { what: "keeping a reference's weights", source };
         std::fs::create_dir_all(&directory).map_err(copy)?;
         std::fs::copy(&weights.path, directory.join(format!("{number}.safetensors"))).map_err(copy)?;
-        self.outcome.published.push((number, weights));
+        // The directory is not part of the outcome: it may be moved.
+        let path = format!("{number}.safetensors");
+        self.outcome.published.push((number, PublishedWeights { path, ..weights }));
         Ok(())
     }
 }
