@@ -6,7 +6,7 @@
 use crate::fused::attention::{self, Heads};
 use crate::fused::{Angles, rms_norm, rope, swiglu};
 use crate::{Cache, Config, Error, Result, Weights};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -122,6 +122,8 @@ pub struct Qwen3 {
     tracked: Net,
     detached: Net,
     angles: Arc<Angles>,
+    /// Logits are rounded to bf16.
+    bf16_head: bool,
 }
 
 /// `x [N, in] w [out, in]^T`.
@@ -140,7 +142,13 @@ impl Qwen3 {
         let tracked = Net::new(&config, |name| Ok(var(name)?.as_tensor().clone()))?;
         let detached = Net::new(&config, |name| Ok(var(name)?.as_detached_tensor()))?;
         let angles = Arc::new(Angles::new(config.rope_theta, config.head_dim, config.max_positions));
-        Ok(Self { config, weights, tracked, detached, angles })
+        Ok(Self { config, weights, tracked, detached, angles, bf16_head: false })
+    }
+
+    /// The same, with a head as in bf16: its input and its output are rounded to it, sums stay f32. For sampling alone.
+    #[must_use]
+    pub fn with_bf16_head(self) -> Self {
+        Self { bf16_head: true, ..self }
     }
 
     /// Reads a model folder: `config.json`, `generation_config.json` where there is one, and the safetensors.
@@ -221,7 +229,13 @@ impl Qwen3 {
         let mut shape = hidden.dims().to_vec();
         let width = shape.pop().unwrap_or_default();
         shape.push(self.config.vocab);
-        Ok(linear(&hidden.reshape(((), width))?, &net.head)?.reshape(shape)?)
+        let hidden = hidden.reshape(((), width))?;
+        let round = |x: &Tensor| x.to_dtype(DType::BF16)?.to_dtype(DType::F32);
+        let logits = match self.bf16_head {
+            true => round(&linear(&round(&hidden)?, &net.head)?)?,
+            false => linear(&hidden, &net.head)?,
+        };
+        Ok(logits.reshape(shape)?)
     }
 
     fn heads(&self) -> Heads {

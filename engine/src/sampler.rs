@@ -2,10 +2,11 @@
 //! that drew it. Weights come from a published file and are checked against its digest. Knows nothing of training.
 
 use crate::generate::{Drawing, Drawn, Filters, HEAD, Request};
+use crate::numerics::Numerics;
 use crate::train_error::refused_or_failed;
 use crate::{Error, Qwen3, Result, Weights};
 use lockstep_core::ports::{PortError, PublishedWeights, SampleRequest, SamplerCapabilities};
-use lockstep_core::profile::{Dtypes, FilterName, LogProbMeaning, SamplerProfile, TieRule};
+use lockstep_core::profile::{FilterName, LogProbMeaning, SamplerProfile, TieRule};
 use lockstep_core::support::{Domain, Reported, Sampled, Support, SupportError};
 use lockstep_core::token::{RolloutId, TokenId};
 use lockstep_core::version::{Digest, Evidence, Stamp, WeightVersion};
@@ -70,6 +71,7 @@ pub struct Qwen3Sampler {
     digest: Digest,
     profile: Arc<SamplerProfile>,
     listed: usize,
+    numerics: Numerics,
 }
 
 impl Qwen3Sampler {
@@ -81,7 +83,19 @@ impl Qwen3Sampler {
     pub fn new(model: &Qwen3, version: WeightVersion) -> Result<Self> {
         let model = Qwen3::new(model.config().clone(), model.weights().snapshot()?)?;
         let digest = Digest(model.weights().digest()?);
-        Ok(Self { model, version, digest, profile: Arc::new(profile()), listed: HEAD })
+        let profile = Arc::new(profile(Numerics::Exact));
+        Ok(Self { model, version, digest, profile, listed: HEAD, numerics: Numerics::Exact })
+    }
+
+    /// The same, computing as coarsely as `numerics` says, with these weights and all that are loaded later. Digests stay
+    /// those of the published weights.
+    ///
+    /// # Errors
+    /// Weights that cannot be rewritten.
+    pub fn with_numerics(self, numerics: Numerics) -> Result<Self> {
+        numerics.apply(self.model.weights())?;
+        let model = if numerics == Numerics::Bf16Head { self.model.with_bf16_head() } else { self.model };
+        Ok(Self { model, numerics, profile: Arc::new(profile(numerics)), ..self })
     }
 
     /// The same, listing the `listed` largest entries of an untruncated distribution.
@@ -115,21 +129,21 @@ impl Qwen3Sampler {
             return Err(SamplerError::Digest { path: path.into(), version, published, found });
         }
         self.model.weights().assign(&weights)?;
+        self.numerics.apply(self.model.weights())?;
         (self.version, self.digest) = (published.version, found);
         Ok(self.stamp())
     }
 }
 
 /// What this engine is.
-fn profile() -> SamplerProfile {
-    let dtype = || "f32".to_owned();
+fn profile(numerics: Numerics) -> SamplerProfile {
     SamplerProfile {
         engine: "lockstep-qwen3".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         filters: vec![FilterName::Temperature, FilterName::MinP, FilterName::TopK, FilterName::TopP],
         ties: TieRule::LowerId,
         log_probs: LogProbMeaning::Drawn,
-        dtypes: Dtypes { weights: dtype(), activations: dtype(), kv_cache: dtype(), head: dtype() },
+        dtypes: numerics.dtypes(),
     }
 }
 

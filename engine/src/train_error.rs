@@ -4,6 +4,7 @@ use crate::Error;
 use lockstep_core::dlc::decompose::RatioNotFinite;
 use lockstep_core::dlc::weigh::WeighError;
 use lockstep_core::ports::PortError;
+use lockstep_core::rivals::MethodError;
 use lockstep_core::score::{ScoreError, SelectError};
 use lockstep_core::support::SupportError;
 use lockstep_core::token::{RolloutId, TokenId};
@@ -145,6 +146,17 @@ pub enum TrainError {
         /// What is wrong with it.
         source: WeighError,
     },
+    /// A position that a method cannot correct.
+    #[error("{place}: {source}")]
+    Correct {
+        /// Where.
+        place: Place,
+        /// What is wrong with it.
+        source: MethodError,
+    },
+    /// A batch that a method cannot weigh.
+    #[error(transparent)]
+    Method(MethodError),
     /// A loss that is no number.
     #[error("loss {0} is not a finite number; nothing was changed")]
     Loss(f64),

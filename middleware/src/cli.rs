@@ -1,11 +1,14 @@
 //! The command line. Exit codes: 0 done, 1 something was found wrong, 2 could not run, 3 wrong usage, 130 interrupted.
 
+mod advise;
 mod audit;
 mod conformance;
 #[cfg(feature = "engine")]
 mod demo;
 #[cfg(feature = "engine")]
 mod engine;
+#[cfg(feature = "engine")]
+mod experiment;
 mod record;
 mod serve;
 mod simulate;
@@ -41,6 +44,8 @@ enum Command {
     /// Trains the built-in Qwen3 pair through the whole path, with a stale sampler.
     #[cfg(feature = "engine")]
     Demo(demo::Arguments),
+    /// Says which correction a run calls for, and why.
+    Advise(advise::Arguments),
     /// Checks whether a sampler/trainer pair trains on what was sampled.
     Conformance(conformance::Arguments),
     /// Serves HTTP and gRPC in front of engines that already run, and records what they really drew.
@@ -53,6 +58,9 @@ enum Command {
     Audit(audit::Arguments),
     /// Prints what waiting for the slowest costs the samplers, on a virtual clock.
     Simulate(simulate::Arguments),
+    /// Measures how close each correction stays to on-policy training.
+    #[cfg(feature = "engine")]
+    Experiment(experiment::Arguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -88,12 +96,15 @@ async fn run(command: Command) -> Outcome {
     match command {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
+        Command::Advise(arguments) => advise::run(arguments),
         Command::Conformance(arguments) => conformance::run(arguments).await,
         Command::Serve(arguments) => serve::run(arguments).await,
         Command::Record(arguments) => record::record(arguments).await,
         Command::Replay(arguments) => record::replay(arguments).await,
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
+        #[cfg(feature = "engine")]
+        Command::Experiment(arguments) => experiment::run(arguments).await,
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]

@@ -2,7 +2,7 @@
 
 use lockstep_core::{
     dispatch::{Mode, Rules},
-    dlc::{LagClip, Rule, TailModel, Trigger},
+    dlc::{LagClip, Policy, Rule, TailModel, Trigger},
     sampling::{Limits, SamplingError, SamplingParams, Truncation},
 };
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,20 @@ pub struct Config {
     pub correction: CorrectionConfig,
     /// When the sampler gets new weights in stage `dlc`.
     pub trigger: Trigger,
+    /// What holds the trigger back or hurries it.
+    pub resync: ResyncConfig,
+}
+
+/// What holds the trigger back or hurries it, in stage `dlc`; 0 is off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ResyncConfig {
+    /// Updates after a synchronisation during which no ESS brings another.
+    pub cool_down: u64,
+    /// Most updates between two synchronisations.
+    pub max_interval: u64,
+    /// Synchronises already when the forecast leaves at most this many updates.
+    pub forecast_ahead: u64,
 }
 
 /// Where the model and the prompts come from.
@@ -152,6 +166,7 @@ impl Default for Config {
             trainer: TrainerConfig::default(),
             correction: CorrectionConfig::default(),
             trigger: Trigger::default(),
+            resync: ResyncConfig::default(),
         }
     }
 }
@@ -270,6 +285,12 @@ impl Config {
             BatchMode::Windowed => Mode::Windowed { plans: self.batch.window },
         };
         Rules { max_open_plans: self.batch.max_open_plans, mode, ..Rules::default() }
+    }
+
+    /// The whole policy of synchronisation.
+    pub fn policy(&self) -> Policy {
+        let ResyncConfig { cool_down, max_interval, forecast_ahead } = self.resync;
+        Policy { trigger: self.trigger, cool_down, max_interval, forecast_ahead }
     }
 
     /// The truncation filters.

@@ -47,12 +47,22 @@ impl Journal {
     /// # Errors
     /// A file that cannot be read or written.
     pub fn resume(path: PathBuf, keep: usize) -> Result<(Self, Vec<String>), WriteError> {
+        let mut lines = 0..keep;
+        Self::resume_while(path, |_| lines.next().is_some())
+    }
+
+    /// [`Journal::resume`] after the last line before one that is not to be kept.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resume_while(path: PathBuf, mut keep: impl FnMut(&str) -> bool) -> Result<(Self, Vec<String>), WriteError> {
         let failed = |source| WriteError::new(&path, source);
         let open = File::options().create(true).read(true).append(true).truncate(false).open(&path);
         let mut file = open.map_err(failed)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(failed)?;
-        let kept: Vec<&str> = text.split_inclusive('\n').take(keep).filter(|line| line.ends_with('\n')).collect();
+        let kept: Vec<&str> =
+            text.split_inclusive('\n').take_while(|line| line.ends_with('\n') && keep(line)).collect();
         let length = kept.iter().map(|line| line.len() as u64).sum();
         file.set_len(length).map_err(failed)?;
         let kept = kept.into_iter().map(str::to_owned).collect();

@@ -3,6 +3,7 @@
 //! One step, in the order of the files: [`dispatch`] fills a plan through a [`client`] and keeps what arrives in the
 //! [`ledger`]; [`run`] joins the rewards; [`mod@step`] scores, updates and re-synchronises. Only this crate speaks gRPC.
 
+pub mod advise;
 pub mod audit;
 #[cfg(feature = "engine")]
 pub mod built_in;
@@ -13,6 +14,8 @@ pub mod config;
 pub mod conformance;
 pub mod dispatch;
 #[cfg(feature = "engine")]
+pub mod experiment;
+#[cfg(feature = "engine")]
 pub mod input;
 pub mod journal;
 pub mod ledger;
@@ -22,6 +25,7 @@ pub mod progress;
 pub mod queue;
 pub mod record;
 pub mod report;
+pub mod resync;
 pub mod run;
 #[cfg(feature = "engine")]
 pub mod saving;

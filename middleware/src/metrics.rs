@@ -4,9 +4,10 @@
 
 use lockstep_core::{
     WeightVersion,
-    dlc::{EssReport, statistics::TermReport},
+    dlc::{EssReport, Forecast, statistics::TermReport},
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// One training step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +34,10 @@ pub struct StepMetrics {
     pub null_ess: Option<f64>,
     /// Lag and numeric discrepancy, apart.
     pub terms: TermReport,
+    /// Some of it once more, under the names that verl and TRL give it.
+    pub aliases: BTreeMap<String, f64>,
+    /// Updates until the watched ESS crosses its threshold, and how wrong that was before.
+    pub forecast: Forecast,
     /// Whether the sampler got new weights after this step, and why.
     pub resync: Option<ResyncReason>,
     /// Mean loss a token.
@@ -49,6 +54,8 @@ pub enum ResyncReason {
     Ess,
     /// The interval was up.
     Interval,
+    /// The ESS was about to fall below the threshold.
+    Forecast,
 }
 
 /// How long a step took, in seconds: one line of `timings.jsonl`.

@@ -4,6 +4,7 @@
 //! writes loads nothing.
 
 mod axis;
+pub mod comparison;
 mod facts;
 mod figures;
 mod legend;

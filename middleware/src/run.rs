@@ -5,14 +5,15 @@ use crate::{
     dispatch::{DispatchError, Driver, History, Judge, Settings, Station},
     journal::{Journal, WriteError},
     ledger::{Ledger, LedgerError, Record, ResyncRecord},
-    metrics::{ResyncReason, StepMetrics, StepTiming},
+    metrics::{StepMetrics, StepTiming},
     progress::Progress,
+    resync::{Outcome as Resynced, ResyncEvent, Resyncs},
     step::{self, Pair},
     task::{Prompt, Task},
 };
 use lockstep_core::{
     BatchPlan, FinishReason, Rollout, RolloutId, SamplingParams, ScoredBatch, TokenId, WeightVersion,
-    dlc::{Decision, EssReport},
+    dlc::PolicyDecision,
     plan::{PlanError, PromptGroup},
     ports::{PortError, Sampler, StepOptions, StepReport},
     reward::Outcome,
@@ -92,11 +93,12 @@ pub struct Progressed {
 struct Files {
     metrics: Journal,
     timings: Journal,
+    resyncs: Journal,
 }
 
 struct State {
     sampler: WeightVersion,
-    null: Option<EssReport>,
+    resyncs: Resyncs,
     driver: Driver,
 }
 
@@ -112,15 +114,17 @@ impl Run {
         let first = self.pair.trainer.version().await?;
         let mut files = self.files(out, first.step, done)?;
         let lease = Duration::from_secs(self.config.batch.lease_seconds.into());
-        let settings = Settings { rules: self.config.dispatch(), lease };
+        let settings = Settings { rules: self.config.dispatch(), lease, first: 0 };
         let station = Station { name: "sampler".into(), sampler: self.sampler.clone(), slots: u32::MAX };
         let driver = Driver::start(settings, vec![station], self.judge(), (ledger, history, first))?;
-        let mut state = State { sampler: first, null: None, driver };
+        let resyncs = Resyncs::new(self.config.policy(), self.config.sync_every, self.config.stage == Stage::Dlc);
+        let mut state = State { sampler: first, resyncs, driver };
         self.give_weights(first, &mut state).await?;
         state.driver.draw()?;
         let progress = Progress::new("training", self.config.steps);
         for number in first.step + 1..=self.config.steps {
-            let (metrics, timing) = self.step(number, &mut state).await?;
+            let (metrics, timing, events) = self.step(number, &mut state).await?;
+            events.iter().try_for_each(|event| told(event, &mut files.resyncs))?;
             files.metrics.append(&metrics)?;
             files.timings.append(&timing)?;
             progress.at(number, &line(&metrics, self.config.trigger.watched(&metrics.ess)));
@@ -141,10 +145,12 @@ impl Run {
         }
         done.lock().unwrap_or_else(PoisonError::into_inner).metrics.extend(read);
         let (timings, _) = Journal::resume(out.join("timings.jsonl"), steps as usize)?;
-        Ok(Files { metrics, timings })
+        let early = |line: &str| serde_json::from_str(line).is_ok_and(|event: ResyncEvent| event.step() <= steps);
+        let (resyncs, _) = Journal::resume_while(out.join("resyncs.jsonl"), early)?;
+        Ok(Files { metrics, timings, resyncs })
     }
 
-    async fn step(&self, number: u64, state: &mut State) -> Result<(StepMetrics, StepTiming), RunError> {
+    async fn step(&self, number: u64, state: &mut State) -> Result<Stepped, RunError> {
         let mut timing = StepTiming { step: number, ..StepTiming::default() };
         let mut clock = Instant::now();
         while let Some(plan) = state.driver.may_open().filter(|&plan| plan < self.config.steps) {
@@ -159,23 +165,18 @@ impl Run {
         state.driver.consumed(&batch, &report)?;
         timing.train_seconds = lap(&mut clock);
         let held = state.sampler;
-        if let Some(null) = report.ess_at(held).filter(|_| report.before == held) {
-            state.null = Some(*null);
-        }
-        let resync = self.resync_reason(number, &report, state);
-        if resync.is_some() {
+        let resynced = state.resyncs.after(number, &report, held);
+        let resynced = resynced.ok_or(RunError::NoEss { step: number, version: held })?;
+        if resynced.resync.is_some() {
             self.give_weights(report.after, state).await?;
         } else {
             let live: Vec<WeightVersion> = state.driver.live_versions().into_iter().chain([held]).collect();
             state.driver.during(self.pair.trainer.retain(&live)).await??;
         }
         timing.resync_seconds = lap(&mut clock);
-        let drawn_at = newest(&batch).unwrap_or(held);
-        let last = report.ess.iter().max_by_key(|(version, _)| *version).map(|(_, ess)| ess);
-        let ess = report.ess_at(drawn_at).or(last);
-        let ess = *ess.ok_or(RunError::NoEss { step: number, version: drawn_at })?;
-        let null_ess = state.null.map(|null| self.config.trigger.watched(&null));
-        Ok((summarise(number, &batch, &report, Came { drawn_at, ess, null_ess, resync }), timing))
+        let null_ess = resynced.null.map(|null| self.config.trigger.watched(&null));
+        let outcome = Came { drawn_at: newest(&batch).unwrap_or(held), null_ess, resynced: &resynced };
+        Ok((summarise(number, &batch, &report, outcome), timing, resynced.events))
     }
 
     /// Membership of plan `number`: as many prompts as configured, in order, each with its group of answers.
@@ -199,25 +200,6 @@ impl Run {
             let prompt: &Prompt = task.prompt(plan * prompts + u64::from(rollout.group()));
             Outcome::Reward(task.reward(prompt, &spoken(rollout)))
         })
-    }
-
-    fn resync_reason(&self, number: u64, report: &StepReport, state: &State) -> Option<ResyncReason> {
-        let every = self.config.sync_every;
-        if every > 0 && number.is_multiple_of(every) {
-            return Some(ResyncReason::Interval);
-        }
-        if self.config.stage != Stage::Dlc {
-            return None;
-        }
-        match step::decide(&self.config.trigger, report, state.sampler, state.null.as_ref()) {
-            Decision::Keep => None,
-            Decision::Resync => Some(ResyncReason::Ess),
-            Decision::Refused { null_ess } => {
-                let level = self.config.trigger.ess_level();
-                tracing::warn!(?level, null_ess, "the trigger refuses this level: equal versions give this ESS too");
-                None
-            }
-        }
     }
 
     async fn give_weights(&self, version: WeightVersion, state: &mut State) -> Result<(), RunError> {
@@ -248,17 +230,31 @@ fn lap(clock: &mut Instant) -> f64 {
     seconds
 }
 
-struct Came {
-    drawn_at: WeightVersion,
-    ess: EssReport,
-    null_ess: Option<f64>,
-    resync: Option<ResyncReason>,
+/// What a step leaves: its line, its times, and what was decided about the sampler's weights.
+type Stepped = (StepMetrics, StepTiming, Vec<ResyncEvent>);
+
+/// Writes down what was decided about the sampler's weights, and says it in the log.
+fn told(event: &ResyncEvent, journal: &mut Journal) -> Result<(), WriteError> {
+    match event {
+        ResyncEvent::Decided { decision: PolicyDecision::Refused { null_ess }, policy, .. } => {
+            let level = policy.trigger.ess_level();
+            tracing::warn!(?level, null_ess, "the trigger refuses this level: equal versions give this ESS too");
+        }
+        event => tracing::info!(?event, "synchronisation"),
+    }
+    journal.append(event)
 }
 
-fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, came: Came) -> StepMetrics {
+struct Came<'a> {
+    drawn_at: WeightVersion,
+    null_ess: Option<f64>,
+    resynced: &'a Resynced,
+}
+
+fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, came: Came<'_>) -> StepMetrics {
     let rollouts = batch.batch().rollouts();
     let truncated = rollouts.iter().filter(|rollout| rollout.finish() == FinishReason::Length).count();
-    let Came { drawn_at, ess, null_ess, resync } = came;
+    let Came { drawn_at, null_ess, resynced } = came;
     StepMetrics {
         step,
         plan: batch.batch().plan(),
@@ -268,10 +264,12 @@ fn summarise(step: u64, batch: &ScoredBatch, report: &StepReport, came: Came) ->
         truncated_share: truncated as f64 / rollouts.len() as f64,
         sampler_version: drawn_at,
         trainer_version: report.before,
-        ess,
+        ess: resynced.ess,
         null_ess,
         terms: report.terms,
-        resync,
+        aliases: report.terms.aliases().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        forecast: resynced.forecast,
+        resync: resynced.resync,
         loss: report.loss,
         gradient_norm: report.gradient_norm,
     }

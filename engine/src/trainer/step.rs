@@ -9,12 +9,13 @@ use crate::train_error::{TrainError, TrainResult};
 use crate::{Error, Qwen3};
 use candle_core::Tensor;
 use lockstep_core::dlc::loss::Scale;
-use lockstep_core::dlc::statistics::Statistics;
+use lockstep_core::dlc::statistics::{RatioShape, Statistics, TermReport};
 use lockstep_core::dlc::weigh::Position;
-use lockstep_core::dlc::{Discrepancy, EssReport, LagRatio, Rule, TailModel, weigh};
+use lockstep_core::dlc::{Discrepancy, EssReport, LagRatio, Rule, weigh};
 use lockstep_core::plan::Batch;
 use lockstep_core::ports::{StepOptions, StepReport};
 use lockstep_core::reward::ScoredBatch;
+use lockstep_core::rivals::{self, Prepared};
 use lockstep_core::score::{RolloutLogProbs, RowLogProbs, versions};
 use lockstep_core::version::WeightVersion;
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ struct Step<'a> {
     log_s: &'a [RolloutLogProbs],
     advantages: Vec<f64>,
     tokens: f64,
+    prepared: Option<Prepared>,
     options: &'a StepOptions,
 }
 
@@ -49,6 +51,7 @@ struct Tally {
     loss: f64,
     terms: Statistics,
     lags: Vec<Vec<LagRatio>>,
+    numeric: Vec<Discrepancy>,
 }
 
 impl Qwen3Trainer {
@@ -69,24 +72,25 @@ impl Qwen3Trainer {
         log_s: &[RolloutLogProbs],
         options: &StepOptions,
     ) -> TrainResult<StepReport> {
-        let step = Step::new(scored, log_s, options)?;
+        let step = self.prepared(Step::new(scored, log_s, options)?)?;
         let (tally, gradients) = self.differentiate(&step)?;
         if !tally.loss.is_finite() {
             return Err(TrainError::Loss(tally.loss));
         }
         gradients.norm()?;
         let copy = Qwen3::new(self.model.config().clone(), self.model.weights().snapshot()?)?;
-        let gradient_norm = self.optimiser.update(self.model.weights(), &gradients)?;
+        let gradient_norm = self.update(&gradients, step.rate())?;
         let before = self.version;
         self.snapshots.insert(before, copy);
         self.version = before.next();
         let ess = step.ess(&tally.lags);
+        let shape = RatioShape::of(&tally.lags, &tally.numeric, options.horizon);
         Ok(StepReport {
             before,
             after: self.version,
             loss: tally.loss,
             gradient_norm,
-            terms: tally.terms.report(),
+            terms: TermReport { shape, ..tally.terms.report() },
             ess,
         })
     }
@@ -101,14 +105,37 @@ impl Qwen3Trainer {
         log_s: &[RolloutLogProbs],
         options: &StepOptions,
     ) -> TrainResult<(f64, Gradients)> {
-        let (tally, gradients) = self.differentiate(&Step::new(scored, log_s, options)?)?;
+        let (tally, gradients) = self.differentiate(&self.prepared(Step::new(scored, log_s, options)?)?)?;
         Ok((tally.loss, gradients))
+    }
+
+    /// One update at `rate` times the learning rate, which is as it was afterwards.
+    fn update(&mut self, gradients: &Gradients, rate: f64) -> TrainResult<f64> {
+        let rule = self.optimiser.rule;
+        self.optimiser.rule.lr *= rate;
+        let norm = self.optimiser.update(self.model.weights(), gradients);
+        self.optimiser.rule = rule;
+        norm
+    }
+
+    /// Looks at the whole batch where the rule weighs a token by more than its own position: one more forward then gives
+    /// log p_theta, the same one to the last bit.
+    fn prepared<'a>(&self, mut step: Step<'a>) -> TrainResult<Step<'a>> {
+        let Rule::Method(method) = step.options.rule else { return Ok(step) };
+        let own = match method.needs_batch() {
+            true => Some(self.score(step.batch, self.version)?.rollouts),
+            false => None,
+        };
+        // Without a look at theta the weights are not read; the counts behind the coefficients are the same.
+        let batch = step.columns(own.as_deref().unwrap_or(step.log_s))?;
+        step.prepared = Some(method.prepare(&batch).map_err(TrainError::Method)?);
+        Ok(step)
     }
 
     fn differentiate(&self, step: &Step<'_>) -> TrainResult<(Tally, Gradients)> {
         let mut gradients = Gradients::zeros(self.model.weights());
         let lags = vec![Vec::new(); step.batch.rollouts().len()];
-        let mut tally = Tally { loss: 0.0, terms: Statistics::default(), lags };
+        let mut tally = Tally { loss: 0.0, terms: Statistics::default(), lags, numeric: Vec::new() };
         let ranges = passes::ranges(step.batch, self.settings.tokens_per_pass);
         self.lanes.run(
             &ranges,
@@ -141,7 +168,9 @@ impl Qwen3Trainer {
     /// The forwards under the sampler's weights, where the rule needs p_s on entries that are not known. The step's own
     /// forward serves where those are the weights now.
     fn older_sides(&self, step: &Step<'_>, micro: &mut Micro) -> TrainResult<Vec<Option<Side>>> {
-        let Rule::Dlc { tail: TailModel::SamplerWeights, .. } = step.options.rule else { return Ok(Vec::new()) };
+        if !step.options.rule.dense_tail() {
+            return Ok(Vec::new());
+        }
         let partial = micro.asked.iter().zip(&micro.at).filter(|(asked, _)| !asked.support.is_exact());
         let mut versions: Vec<WeightVersion> = partial.filter_map(|(_, at)| step.version(*at)).collect();
         versions.sort_unstable();
@@ -170,7 +199,45 @@ impl<'a> Step<'a> {
             }
         }
         let tokens = batch.tokens() as f64;
-        Ok(Self { batch, log_s, advantages, tokens, options })
+        Ok(Self { batch, log_s, advantages, tokens, prepared: None, options })
+    }
+
+    /// Factor of the learning rate.
+    fn rate(&self) -> f64 {
+        self.prepared.as_ref().map_or(1.0, |prepared| prepared.rate)
+    }
+
+    /// The drawn tokens of the batch as the rivals read them, under `log_theta`.
+    fn columns(&self, log_theta: &[RolloutLogProbs]) -> TrainResult<rivals::Batch> {
+        let of = |scores: &RolloutLogProbs| -> Vec<f64> {
+            scores.iter().flat_map(|segment| &segment.log_p_sampled).map(|&log_p| f64::from(log_p)).collect()
+        };
+        let rollouts = self.batch.rollouts().iter().zip(log_theta).zip(self.log_s).zip(&self.advantages);
+        let columns: Vec<_> = rollouts
+            .map(|(((rollout, theta), s), &advantage)| {
+                let rows = rollout.segments().iter().flat_map(|segment| segment.behavior.rows());
+                let log_q: Vec<f64> = rows.map(|support| support.sampled().log_q).collect();
+                let n = log_q.len();
+                (of(theta), of(s), log_q, vec![advantage; n], vec![true; n])
+            })
+            .collect();
+        let sequences: Vec<rivals::Sequence<'_>> = columns
+            .iter()
+            .map(|(log_theta, log_s, log_q, advantages, mask)| rivals::Sequence {
+                log_theta,
+                log_s,
+                log_q,
+                advantages,
+                mask,
+            })
+            .collect();
+        rivals::Batch::new(&sequences).map_err(|error| TrainError::Method(error.into()))
+    }
+
+    /// Index of a token in its answer.
+    fn token(&self, at: At) -> usize {
+        let before = &self.batch.rollouts()[at.rollout].segments()[..at.segment];
+        before.iter().map(|segment| segment.behavior.len()).sum::<usize>() + at.position
     }
 
     fn version(&self, at: At) -> Option<WeightVersion> {
@@ -191,11 +258,24 @@ impl<'a> Step<'a> {
     ) -> TrainResult<Weighed<Seen>> {
         let asked = &micro.asked[index];
         let position = Position { support: &asked.support, log_s, log_theta: &log_theta };
-        let correction = weigh(&position, &self.options.rule);
-        let correction = correction.map_err(|source| TrainError::Weigh { place: asked.place, source })?;
+        let place = asked.place;
+        let at = micro.at[index];
+        let advantage = self.advantages[at.rollout];
+        let (correction, share) = match (self.options.rule, &self.prepared) {
+            (Rule::Method(method), Some(prepared)) => {
+                let token = self.token(at);
+                let weight = prepared.w.as_ref().map(|w| w[at.rollout][token]);
+                let correction = method.weigh(&position, advantage, weight);
+                let correction = correction.map_err(|source| TrainError::Correct { place, source })?;
+                (correction, prepared.coefficients[at.rollout][token])
+            }
+            (rule, _) => {
+                let correction = weigh(&position, &rule);
+                (correction.map_err(|source| TrainError::Weigh { place, source })?, self.tokens.recip())
+            }
+        };
         let (lag, numeric) = position.decompose().map_err(TrainError::ratio(asked.place))?;
-        let advantage = self.advantages[micro.at[index].rollout] / self.tokens;
-        let scale = Scale { advantage, temperature: asked.temperature };
+        let scale = Scale { advantage: advantage * share, temperature: asked.temperature };
         Ok(Weighed { correction, scale, seen: Seen { log_theta, lag, numeric } })
     }
 
@@ -220,12 +300,11 @@ impl Tally {
         let (micro, log_s) = (&pass.micro, &pass.log_s[index]);
         let Seen { log_theta, lag, numeric } = &pass.seen[index];
         self.terms.push(&Position { support: &micro.asked[index].support, log_s, log_theta }, *lag, *numeric);
-        if let Rule::Dlc { lag_clip, .. } = step.options.rule
-            && lag_clip.is_active(*lag)
-        {
+        if step.options.rule.lag_clip().is_some_and(|clip| clip.is_active(*lag)) {
             self.terms.count_clipped();
         }
         self.lags[micro.at[index].rollout].push(*lag);
+        self.numeric.push(*numeric);
     }
 }
 

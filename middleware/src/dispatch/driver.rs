@@ -93,6 +93,8 @@ pub struct Settings {
     pub rules: Rules,
     /// A sampler that owes answers and says nothing for so long is lost.
     pub lease: Duration,
+    /// Number of the first plan of an empty ledger.
+    pub first: u64,
 }
 
 struct Seat {
@@ -137,7 +139,7 @@ impl Driver {
         let rules = settings.rules;
         let seat = |station| Seat { station, life: 0, joined: false, spoke: false, calls: Vec::new() };
         let mut driver = Self {
-            dispatch: Dispatch::new(rules, history.next_plan()),
+            dispatch: Dispatch::new(rules, history.next_plan().max(settings.first)),
             seats: stations.into_iter().map(seat).collect(),
             ledger,
             judge,

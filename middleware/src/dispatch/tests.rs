@@ -70,7 +70,7 @@ fn plan(number: u64) -> BatchPlan {
 }
 
 fn start(directory: &Path, samplers: &[Arc<Fake>], rules: Rules, restored: WeightVersion) -> Driver {
-    start_with(directory, samplers, Settings { rules, lease: Duration::from_secs(3600) }, restored)
+    start_with(directory, samplers, Settings { rules, lease: Duration::from_secs(3600), first: 0 }, restored)
 }
 
 fn start_with(directory: &Path, samplers: &[Arc<Fake>], settings: Settings, restored: WeightVersion) -> Driver {
@@ -164,7 +164,7 @@ async fn a_sampler_that_only_dies_ends_the_plan_with_an_error() {
 async fn a_silent_sampler_loses_its_lease_and_its_answers() {
     let directory = tempfile::tempdir().unwrap();
     let silent = Arc::new(Fake { breaks: Mutex::default(), silent: true, asked: Mutex::default() });
-    let settings = Settings { rules: rules(1), lease: Duration::ZERO };
+    let settings = Settings { rules: rules(1), lease: Duration::ZERO, first: 0 };
     let mut driver = start_with(directory.path(), &[silent.clone(), fake(&[])], settings, version(0, 0));
     driver.open(plan(0)).unwrap();
     assert_eq!(lengths(&driver.next().await.unwrap()), [3, 5, 7, 9]);
@@ -204,7 +204,7 @@ async fn a_run_goes_on_from_its_ledger() {
 
     let again = fake(&[]);
     let refused = Driver::start(
-        Settings { rules: rules(2), lease: Duration::from_secs(1) },
+        Settings { rules: rules(2), lease: Duration::from_secs(1), first: 0 },
         vec![],
         Arc::new(|_| Outcome::Reward(0.0)),
         (

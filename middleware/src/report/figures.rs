@@ -46,6 +46,7 @@ fn mark(step: &StepMetrics) -> Option<Mark> {
     let (class, name) = match step.resync? {
         ResyncReason::Ess => ("ess", "re-synchronised because the ESS fell below the threshold"),
         ResyncReason::Interval => ("interval", "re-synchronised because the interval was up"),
+        ResyncReason::Forecast => ("ess", "re-synchronised because the ESS was about to fall below the threshold"),
     };
     Some(Mark { step: step.step, class, name })
 }

@@ -41,7 +41,9 @@ fn reward_rows(facts: &Facts) -> Vec<Row> {
 }
 
 fn resync_row(facts: &Facts) -> Row {
-    let named = [(ResyncReason::Ess, "ESS"), (ResyncReason::Interval, "interval")].map(|(reason, word)| {
+    let words =
+        [(ResyncReason::Ess, "ESS"), (ResyncReason::Forecast, "forecast"), (ResyncReason::Interval, "interval")];
+    let named = words.map(|(reason, word)| {
         let steps: Vec<u64> = facts.resyncs.iter().filter(|(_, why)| *why == reason).map(|(step, _)| *step).collect();
         (!steps.is_empty()).then(|| format!("{word}: after {}", step_list(&steps)))
     });
@@ -155,6 +157,7 @@ fn reason(resync: Option<ResyncReason>) -> &'static str {
     match resync {
         Some(ResyncReason::Ess) => "ESS",
         Some(ResyncReason::Interval) => "interval",
+        Some(ResyncReason::Forecast) => "forecast",
         None => "",
     }
 }

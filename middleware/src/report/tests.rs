@@ -18,7 +18,7 @@ fn step(step: u64) -> StepMetrics {
     let wave = ((step * 7919) % 101) as f64 / 101.0 - 0.5;
     let drift = age as f64 * (1.0 + 0.3 * wave);
     let version = |step| WeightVersion { epoch: 0, step };
-    let term = |kl: f64| TermStatistics { mean: kl, k3: kl, max_abs: kl.sqrt(), kl };
+    let term = |kl: f64| TermStatistics { mean: kl, k3: kl, max_abs: kl.sqrt(), kl, ..TermStatistics::default() };
     StepMetrics {
         step,
         plan: step,
@@ -43,7 +43,10 @@ fn step(step: u64) -> StepMetrics {
             clipped_share: 0.002 * drift,
             support_size: 5.0 + 3.0 * (-(step as f64) / 90.0).exp() + wave,
             tokens: 13_440,
+            ..TermReport::default()
         },
+        aliases: std::collections::BTreeMap::new(),
+        forecast: lockstep_core::dlc::Forecast::default(),
         resync: match age {
             13 if step == 42 => Some(ResyncReason::Interval),
             13 => Some(ResyncReason::Ess),

@@ -63,8 +63,9 @@ impl<T: Scorer + Trainer + Probe + 'static> proto::trainer_server::Trainer for T
     }
 
     async fn step(&self, chunks: Request<Streaming<proto::BatchChunk>>) -> Result<Response<proto::StepReport>, Status> {
-        let reader = read_batch(chunks.into_inner()).await?;
-        let options = reader.header.options.ok_or_else(|| missing("batch to train on", "options"))?.try_into()?;
+        let mut reader = read_batch(chunks.into_inner()).await?;
+        let options =
+            reader.header.options.take().ok_or_else(|| missing("batch to train on", "options"))?.try_into()?;
         let (batch, log_s) = reader.into_scored()?;
         let report = self.trainer.step(&batch, &log_s, &options).await.map_err(status)?;
         Ok(Response::new((&report).into()))

@@ -266,7 +266,7 @@ pub struct BatchHeader {
     #[prost(message, optional, tag = "5")]
     pub options: ::core::option::Option<StepOptions>,
 }
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StepOptions {
     #[prost(message, optional, tag = "1")]
     pub rule: ::core::option::Option<Rule>,
@@ -274,19 +274,22 @@ pub struct StepOptions {
     #[prost(uint32, tag = "2")]
     pub horizon: u32,
 }
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Rule {
-    #[prost(oneof = "rule::Rule", tags = "1, 2")]
+    #[prost(oneof = "rule::Rule", tags = "1, 2, 3")]
     pub rule: ::core::option::Option<rule::Rule>,
 }
 /// Nested message and enum types in `Rule`.
 pub mod rule {
-    #[derive(Clone, Copy, PartialEq, ::prost::Oneof)]
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Rule {
         #[prost(message, tag = "1")]
         Uncorrected(super::Empty),
         #[prost(message, tag = "2")]
         Dlc(super::Dlc),
+        /// Another correction by its name, with its published constants.
+        #[prost(string, tag = "3")]
+        Method(::prost::alloc::string::String),
     }
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -330,6 +333,22 @@ pub struct Term {
     pub max_abs: f64,
     #[prost(double, tag = "4")]
     pub kl: f64,
+    #[prost(double, tag = "5")]
+    pub k2: f64,
+    #[prost(double, tag = "6")]
+    pub chi2: f64,
+    #[prost(double, tag = "7")]
+    pub mean_abs: f64,
+}
+/// The distribution of the raw lag ratio beyond its ESS, and of the numeric one.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct RatioShape {
+    #[prost(double, tag = "1")]
+    pub lag_variance: f64,
+    #[prost(double, optional, tag = "2")]
+    pub lag_pareto_k: ::core::option::Option<f64>,
+    #[prost(double, optional, tag = "3")]
+    pub numeric_pareto_k: ::core::option::Option<f64>,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct Ess {
@@ -370,6 +389,13 @@ pub struct StepReport {
     pub tokens: u64,
     #[prost(message, repeated, tag = "10")]
     pub ess: ::prost::alloc::vec::Vec<Ess>,
+    /// log p_theta - log q.
+    #[prost(message, optional, tag = "11")]
+    pub full: ::core::option::Option<Term>,
+    #[prost(double, tag = "12")]
+    pub head_mass: f64,
+    #[prost(message, optional, tag = "13")]
+    pub shape: ::core::option::Option<RatioShape>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ProbeLoss {

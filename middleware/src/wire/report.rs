@@ -4,7 +4,7 @@ use super::{WireError, columns, proto, required};
 use lockstep_core::{
     dlc::{
         EssReport, LagClip, Rule, TailModel,
-        statistics::{TermReport, TermStatistics},
+        statistics::{RatioShape, TermReport, TermStatistics},
     },
     ports::{ProbeLoss, StepOptions, StepReport},
 };
@@ -14,6 +14,7 @@ impl From<&StepOptions> for proto::StepOptions {
         use proto::rule::Rule as Wire;
         let rule = match options.rule {
             Rule::Uncorrected => Wire::Uncorrected(proto::Empty {}),
+            Rule::Method(method) => Wire::Method(method.name().to_owned()),
             Rule::Dlc { lag_clip, tail } => {
                 let tail = match tail {
                     TailModel::SamplerWeights => proto::TailModel::SamplerWeights,
@@ -33,6 +34,7 @@ impl TryFrom<proto::StepOptions> for StepOptions {
         use proto::rule::Rule as Wire;
         let rule = match required(options.rule.and_then(|rule| rule.rule), "step options", "rule")? {
             Wire::Uncorrected(_) => Rule::Uncorrected,
+            Wire::Method(name) => Rule::Method(name.parse().map_err(WireError::broken)?),
             Wire::Dlc(dlc) => Rule::Dlc {
                 lag_clip: LagClip::new(dlc.clip_low, dlc.clip_high).map_err(WireError::broken)?,
                 tail: match dlc.tail() {
@@ -47,14 +49,26 @@ impl TryFrom<proto::StepOptions> for StepOptions {
 }
 
 impl From<TermStatistics> for proto::Term {
-    fn from(TermStatistics { mean, k3, max_abs, kl }: TermStatistics) -> Self {
-        Self { mean, k3, max_abs, kl }
+    fn from(TermStatistics { mean, mean_abs, k2, k3, chi2, max_abs, kl }: TermStatistics) -> Self {
+        Self { mean, k3, max_abs, kl, k2, chi2, mean_abs }
     }
 }
 
 impl From<proto::Term> for TermStatistics {
-    fn from(proto::Term { mean, k3, max_abs, kl }: proto::Term) -> Self {
-        Self { mean, k3, max_abs, kl }
+    fn from(proto::Term { mean, k3, max_abs, kl, k2, chi2, mean_abs }: proto::Term) -> Self {
+        Self { mean, mean_abs, k2, k3, chi2, max_abs, kl }
+    }
+}
+
+impl From<RatioShape> for proto::RatioShape {
+    fn from(RatioShape { lag_variance, lag_pareto_k, numeric_pareto_k }: RatioShape) -> Self {
+        Self { lag_variance, lag_pareto_k, numeric_pareto_k }
+    }
+}
+
+impl From<proto::RatioShape> for RatioShape {
+    fn from(proto::RatioShape { lag_variance, lag_pareto_k, numeric_pareto_k }: proto::RatioShape) -> Self {
+        Self { lag_variance, lag_pareto_k, numeric_pareto_k }
     }
 }
 
@@ -81,6 +95,9 @@ impl From<&StepReport> for proto::StepReport {
             support_size: terms.support_size,
             tokens: terms.tokens as u64,
             ess: ess.collect(),
+            full: Some(terms.full.into()),
+            head_mass: terms.head_mass,
+            shape: Some(terms.shape.into()),
         }
     }
 }
@@ -109,6 +126,9 @@ impl TryFrom<proto::StepReport> for StepReport {
             terms: TermReport {
                 lag: required(report.lag, "step report", "lag")?.into(),
                 numeric: required(report.numeric, "step report", "numeric")?.into(),
+                full: required(report.full, "step report", "full")?.into(),
+                head_mass: report.head_mass,
+                shape: required(report.shape, "step report", "shape")?.into(),
                 clipped_share: report.clipped_share,
                 support_size: report.support_size,
                 tokens: report.tokens as usize,

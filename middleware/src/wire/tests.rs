@@ -11,6 +11,7 @@ use lockstep_core::{
     plan::PromptGroup,
     ports::StepOptions,
     profile::{Dtypes, FilterName, LogProbMeaning, TieRule},
+    rivals::Method,
     rollout::Request,
     sampling::{Limits, Truncation},
     score::{RolloutLogProbs, RowLogProbs, ScoredAt},
@@ -124,9 +125,23 @@ fn a_batch_arrives_as_it_was_sent_in_messages_that_stay_small() {
         assert!(largest <= CHUNK_BYTES + 1024, "{largest} bytes in one message");
         assert_eq!(chunks.len() > 1, tokens > 1000);
         let reader = read(chunks);
-        assert_eq!(StepOptions::try_from(reader.header.options.unwrap()).unwrap(), options);
+        assert_eq!(StepOptions::try_from(reader.header.options.clone().unwrap()).unwrap(), options);
         assert_eq!(reader.into_scored().unwrap(), (sent, log_s));
     }
+}
+
+#[test]
+fn every_correction_arrives_as_it_was_asked_for() {
+    let rules = Method::ALL.map(Rule::Method).into_iter().chain([Rule::Uncorrected, Rule::dlc()]);
+    for rule in rules {
+        let options = StepOptions { rule, horizon: 12 };
+        let wire = super::proto::StepOptions::from(&options);
+        assert_eq!(StepOptions::try_from(wire.clone()).unwrap(), options);
+    }
+    let mut wire = super::proto::StepOptions::from(&StepOptions { rule: Rule::dlc(), horizon: 12 });
+    wire.rule = Some(super::proto::Rule { rule: Some(super::proto::rule::Rule::Method("dlc_z".into())) });
+    let error = StepOptions::try_from(wire).unwrap_err().to_string();
+    assert!(error.starts_with("there is no correction \"dlc_z\""), "{error}");
 }
 
 #[test]

@@ -70,9 +70,10 @@ fn plans(records: Vec<Record>) -> Vec<Plan> {
             Record::Resync(resync) => assert_eq!(resync.stamp.version(), Some(resync.weights.version)),
             Record::Arrived { rollout, .. } => assert!(plans[rollout.plan as usize].deltas.contains_key(&rollout)),
             Record::Dispatch { .. } | Record::Sent(_) | Record::Resumed { .. } => {}
-            Record::RewardFailed { rollout, .. } | Record::Trained { rollout, .. } => {
-                panic!("{rollout}: not of a demo")
-            }
+            record @ (Record::RewardFailed { .. }
+            | Record::PlanReserved { .. }
+            | Record::Dispatched(_)
+            | Record::Trained { .. }) => panic!("not of a demo: {record}"),
         }
     }
     plans

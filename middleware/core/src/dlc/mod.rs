@@ -15,7 +15,10 @@
 
 pub mod decompose;
 pub mod ess;
+pub mod forecast;
 pub mod loss;
+pub mod pareto;
+pub mod policy;
 pub mod resync;
 pub mod rule;
 pub mod statistics;
@@ -26,6 +29,8 @@ pub mod wrong_on_purpose;
 
 pub use decompose::{Discrepancy, LagRatio, decompose};
 pub use ess::{EssLevel, EssReport};
+pub use forecast::{Forecast, Forecaster};
+pub use policy::{Inputs, Policy, PolicyDecision, Reason};
 pub use resync::{Decision, Trigger};
 pub use rule::{LagClip, Rule, TailModel};
 pub use variant::{AdvantageSign, Centring, LagBound, NumericWeight, PpoClip, Variant, VariantError};

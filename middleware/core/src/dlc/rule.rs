@@ -1,6 +1,7 @@
 //! Which correction a step applies.
 
 use super::decompose::LagRatio;
+use crate::rivals::Method;
 use serde::{Deserialize, Serialize};
 
 /// Bounds of the lag ratio: `clip(r, low, high)`, inclusive.
@@ -84,11 +85,31 @@ pub enum Rule {
         /// Model of what is not known of q.
         tail: TailModel,
     },
+    /// Another correction, by name, with its published constants.
+    Method(Method),
 }
 
 impl Rule {
     /// DLC with its defaults: lag clipped to `[0, 2]`, tail on p_s.
     pub fn dlc() -> Self {
         Self::Dlc { lag_clip: LagClip::default(), tail: TailModel::default() }
+    }
+
+    /// True where p_s is needed on the entries of a support that are not known.
+    pub fn dense_tail(&self) -> bool {
+        match self {
+            Self::Uncorrected => false,
+            Self::Dlc { tail, .. } => *tail == TailModel::SamplerWeights,
+            Self::Method(method) => method.dense_tail(),
+        }
+    }
+
+    /// Bounds of the lag ratio, where the rule clips one.
+    pub fn lag_clip(&self) -> Option<LagClip> {
+        match self {
+            Self::Uncorrected => None,
+            Self::Dlc { lag_clip, .. } => Some(*lag_clip),
+            Self::Method(method) => method.lag_clip(),
+        }
     }
 }

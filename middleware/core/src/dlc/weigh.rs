@@ -4,7 +4,7 @@ use super::{
     decompose::{Discrepancy, LagRatio, RatioNotFinite, TokenLogProbs, decompose},
     rule::{LagClip, Rule, TailModel},
 };
-use crate::{score::RowLogProbs, support::Support, token::TokenId};
+use crate::{rivals::Method, score::RowLogProbs, support::Support, token::TokenId};
 
 /// Smallest mass a tail is taken to have; below it a ratio of tails is rounding (score centring, reference code).
 pub const TAIL_FLOOR: f64 = 1e-6;
@@ -69,6 +69,9 @@ pub enum WeighError {
     /// q has a rest, the scores have none.
     #[error("q has unknown entries of log mass {0}, but p_theta or p_s has no mass for them")]
     NoRest(f64),
+    /// A rule that a position alone does not decide.
+    #[error("{0} needs the advantage of the token, and of some the whole batch; see Method::weigh")]
+    NeedsAdvantage(Method),
 }
 
 impl Position<'_> {
@@ -118,6 +121,7 @@ pub(super) struct Tails {
 pub fn weigh(position: &Position<'_>, rule: &Rule) -> Result<TokenCorrection, WeighError> {
     let (lag, _) = position.decompose()?;
     match *rule {
+        Rule::Method(method) => Err(WeighError::NeedsAdvantage(method)),
         Rule::Uncorrected => Ok(TokenCorrection { w: 1.0, c: vec![0.0; position.support.known()], tail: None }),
         Rule::Dlc { lag_clip, tail } => {
             position.check()?;
