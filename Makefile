@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny test-python real-torch real-trl
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -24,6 +24,7 @@ test:
 	sh tests/setup.sh
 	cargo build --workspace
 	cargo test --workspace
+	$(MAKE) test-python
 	$(MAKE) browser
 
 ## The report in a real browser, where there is one.
@@ -56,3 +57,15 @@ false-alarms:
 ## Licences and advisories; needs cargo-deny.
 deny:
 	cargo deny check
+
+## The Python package without torch: golden vectors, client, types.
+test-python:
+	sh adapters/python/run-tests.sh
+
+## The Python package with torch (3 GB): gradients, shards, snapshots, the probe.
+real-torch:
+	sh adapters/python/run-tests.sh torch
+
+## TRL's own GRPOTrainer through the adapter, thirty steps on the CPU (3 GB).
+real-trl:
+	sh adapters/python/run-tests.sh trl
