@@ -175,6 +175,28 @@ class Behavior:
         out[listed] = self.log_q[self.drawn[listed]]
         return out
 
+    def select(self, rows: Any) -> Behavior:
+        """The rows at these positions, in this order."""
+        rows = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        first = self.offsets[:-1].astype(np.int64)[rows]
+        entries = np.repeat(first - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
+        rest = self.rest
+        if rest is not None:
+            rest = Rest(rest.vocabulary[rows], rest.log_q_sampled[rows], rest.log_rest[rows])
+            if np.isneginf(rest.log_rest).all():
+                rest = None
+        return Behavior(self.tokens[rows], offsets, self.ids[entries], self.log_q[entries], rest, self.temperature)
+
+    def entries_of(self, rows: Any) -> Ints:
+        """Where the entries of these rows stand, in the order of the rows."""
+        rows = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths[rows]
+        begin = np.cumsum(lengths) - lengths
+        first = self.offsets[:-1].astype(np.int64)[rows]
+        return np.asarray(np.repeat(first - begin, lengths) + np.arange(int(lengths.sum())))
+
     def support(self, position: int) -> tuple[Ints, Floats]:
         """Ids and log-probs of one row."""
         entries = slice(int(self.offsets[position]), int(self.offsets[position + 1]))

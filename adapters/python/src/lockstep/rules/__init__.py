@@ -4,6 +4,7 @@ from .aggregate import AREAL, MEAN_ONLY, TRL, VERL, Deviation, Vcpo, advantages,
 from .centred import ScoreCentring
 from .dlc import Dlc, LagMask, PpoClip, WrongOnPurpose, centred_ppo, form_a, form_b, form_e, form_f
 from .ess import EssReport, Trigger, clamped_effective_sample_size, effective_sample_size, log_weights, sequence_index
+from .fixed import Fixed
 from .importance import IcePop, Importance, TrlCorrection
 from .kl import exact_kl, k1, k2, k3, unbiased_k3
 from .metrics import importance_weights, off_policy, term
@@ -13,7 +14,7 @@ from .rows import Correction, LagClip, Rows, Rule, TailTerm, Terms
 
 __all__ = [
     "AREAL", "MEAN_ONLY", "TRL", "VERL", "VERL_PRESETS", "Cispo", "Correction", "Criterion", "Decoupled", "Deviation",
-    "Dlc", "EssReport", "Gspo", "IcePop", "Importance", "LagClip", "LagMask", "M2po", "Opsm", "Ppo", "PpoClip",
+    "Dlc", "EssReport", "Fixed", "Gspo", "IcePop", "Importance", "LagClip", "LagMask", "M2po", "Opsm", "Ppo", "PpoClip",
     "Rejection", "Rows", "Rule", "ScoreCentring", "TailTerm", "Terms", "Times", "Trigger", "TrlCorrection", "Vcpo",
     "WrongOnPurpose", "advantages", "centred_ppo", "clamped_effective_sample_size", "coefficients",
     "effective_sample_size", "exact_kl", "form_a", "form_b", "form_e", "form_f", "harmful", "importance_weights", "k1",
