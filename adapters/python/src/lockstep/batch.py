@@ -200,11 +200,13 @@ class BatchReader:
         self._stops: list[int | None] = []
         self._finished = True
         self._segments: list[Segment] = []
-        self._columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "offsets", "ids", "log_q", "vocabulary", "log_q_sampled", "log_rest")}
+        # Growing buffers: each column is copied once, out of its message, and never joined.
+        self._tokens, self._offsets, self._entry_ids, self._log_q = (bytearray() for _ in range(4))
+        self._offsets += b"\0\0\0\0"
+        self._stamp: tuple[Any, Stamp] | None = None
         self._rests: list[tuple[int, Any]] = []
         self._rewards: dict[int, float] = {}
-        self._log_p: list[Any] = []
-        self._log_p_sampled: list[Any] = []
+        self._log_p, self._log_p_sampled = bytearray(), bytearray()
         self._scored_rest: list[tuple[int, int, Any]] = []
         self._entries = 0
 
@@ -238,7 +240,8 @@ class BatchReader:
             raise WireError(f"rollout {self._ids[-1]} has {self._starts[-1] - self._starts[-2]} tokens and no finish")
 
     def _delta(self, delta: Any) -> None:
-        if not self._ids or RolloutId.of(delta.rollout) != self._ids[-1]:
+        own = delta.rollout
+        if not self._ids or own.index != self._ids[-1].index or own.plan != self._ids[-1].plan:
             raise WireError(f"a delta of rollout {RolloutId.of(delta.rollout)} follows the request of {self._ids[-1] if self._ids else 'none'}")
         at = self._starts[-1] - self._starts[-2]
         if self._finished or delta.start != at:
@@ -247,7 +250,10 @@ class BatchReader:
             raise WireError(f"profile {delta.profile} of a delta is not among the {len(self.header.profiles)} sent before")
         count = self._behavior(delta.behavior)
         if count:
-            self._segment(Stamp.of(delta.stamp), Segment.kv_of(delta.kv), delta.profile, count)
+            text = delta.stamp.SerializeToString()
+            if self._stamp is None or self._stamp[0] != text:
+                self._stamp = (text, Stamp.of(delta.stamp))
+            self._segment(self._stamp[1], Segment.kv_of(delta.kv), delta.profile, count)
         self._starts[-1] += count
         if delta.HasField("finish"):
             self._finished = True
@@ -262,32 +268,38 @@ class BatchReader:
             self._segments.append(Segment(rollout, begin, begin + count, stamp, kv, profile))
 
     def _behavior(self, behavior: Any) -> int:
-        tokens, offsets = u32(behavior.tokens, "tokens"), u32(behavior.offsets, "offsets")
-        ids, log_q = u32(behavior.ids, "ids"), f32(behavior.log_q, "log_q")
-        if len(offsets) != len(tokens) + 1:
-            raise LengthMismatch("column offsets", len(offsets), len(tokens) + 1)
+        tokens, ids, log_q = behavior.tokens, behavior.ids, behavior.log_q
+        for name, data in (("tokens", tokens), ("ids", ids), ("log_q", log_q)):
+            if len(data) % 4:
+                raise WireError(f"column {name} has {len(data)} bytes, not a multiple of 4")
+        offsets, count, entries = u32(behavior.offsets, "offsets"), len(tokens) // 4, len(ids) // 4
+        if len(offsets) != count + 1:
+            raise LengthMismatch("column offsets", len(offsets), count + 1)
         if len(log_q) != len(ids):
-            raise LengthMismatch("column log_q", len(log_q), len(ids))
-        if offsets[0] != 0 or offsets[-1] != len(ids) or (offsets[1:] < offsets[:-1]).any():
-            raise LengthMismatch("column offsets, which ascends from 0 to the number of entries,", int(offsets[-1]), len(ids))
-        for name, column in (("tokens", tokens), ("ids", ids), ("log_q", log_q)):
-            self._columns[name].append(column)
-        self._columns["offsets"].append(offsets[1:].astype(np.int64) + self._entries)
+            raise LengthMismatch("column log_q", len(log_q) // 4, entries)
+        if offsets[0] != 0 or offsets[-1] != entries:
+            raise LengthMismatch("column offsets, which ascends from 0 to the number of entries,", int(offsets[-1]), entries)
+        self._tokens += tokens
+        self._entry_ids += ids
+        self._log_q += log_q
+        self._offsets += memoryview(offsets[1:] + np.uint32(self._entries)).cast("B")
         if behavior.HasField("rest"):
             rest = behavior.rest
             columns = Rest(u32(rest.vocabulary, "vocabulary"), f32(rest.log_q_sampled, "log_q_sampled"), f32(rest.log_rest, "log_rest"))
             for name in ("vocabulary", "log_q_sampled", "log_rest"):
-                if len(getattr(columns, name)) != len(tokens):
-                    raise LengthMismatch(f"column {name}", len(getattr(columns, name)), len(tokens))
+                if len(getattr(columns, name)) != count:
+                    raise LengthMismatch(f"column {name}", len(getattr(columns, name)), count)
             self._rests.append((self._starts[-1], columns))
-        self._entries += len(ids)
-        return len(tokens)
+        self._entries += entries
+        if self._entries >= 1 << 32:
+            raise WireError(f"a batch of more than {(1 << 32) - 1} support entries")
+        return count
 
     def _scores(self, scores: Any) -> None:
         if scores.rollout != len(self._ids) - 1:
             raise WireError(f"scores of rollout {scores.rollout} follow the request of rollout {len(self._ids) - 1}")
-        self._log_p.append(f32(scores.log_p, "log_p"))
-        self._log_p_sampled.append(f32(scores.log_p_sampled, "log_p_sampled"))
+        self._log_p += memoryview(f32(scores.log_p, "log_p")).cast("B")
+        self._log_p_sampled += memoryview(f32(scores.log_p_sampled, "log_p_sampled")).cast("B")
         if len(scores.log_rest):
             self._scored_rest.append((scores.rollout, scores.segment, f32(scores.log_rest, "log_rest")))
 
@@ -295,10 +307,6 @@ class BatchReader:
         if not np.isfinite(reward):
             raise NotANumber(f"reward {reward} of rollout {self._ids[-1]} is not finite")
         self._rewards[len(self._ids) - 1] = reward
-
-    def _take(self, name: str, kind: str) -> Any:
-        parts, self._columns[name] = self._columns[name], []
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
 
     def _rest(self, behavior: Behavior) -> Rest | None:
         if not self._rests:
@@ -316,7 +324,7 @@ class BatchReader:
     def _log_s(self, behavior: Behavior) -> SupportLogProbs | None:
         if not self._log_p_sampled:
             return None
-        log_p, sampled = np.concatenate(self._log_p), np.concatenate(self._log_p_sampled)
+        log_p, sampled = np.frombuffer(self._log_p, "<f4"), np.frombuffer(self._log_p_sampled, "<f4")
         rest = None
         if behavior.rest is not None:
             rest = np.full(len(behavior), -np.inf, np.float32)
@@ -342,9 +350,14 @@ class BatchReader:
         if len(self._ids) != self.header.rollouts:
             raise WireError(f"a batch of {self.header.rollouts} rollouts came with {len(self._ids)}")
         temperatures = {params.temperature for params in self._params}
-        offsets = np.concatenate([np.zeros(1, np.int64), self._take("offsets", "<i8")])
+        offsets = np.frombuffer(self._offsets, "<u4")
+        if (offsets[1:] < offsets[:-1]).any():
+            at = int(np.flatnonzero(offsets[1:] < offsets[:-1])[0])
+            raise WireError(f"the offsets descend at token {at} of the batch, from {offsets[at]} to {offsets[at + 1]}")
         temperature = temperatures.pop() if len(temperatures) == 1 else None
-        bare = Behavior(self._take("tokens", "<u4"), offsets, self._take("ids", "<u4"), self._take("log_q", "<f4"), None, temperature)
+        bare = Behavior(
+            np.frombuffer(self._tokens, "<u4"), offsets, np.frombuffer(self._entry_ids, "<u4"), np.frombuffer(self._log_q, "<f4"), None, temperature
+        )
         behavior = replace(bare, rest=self._rest(bare)) if self._rests else bare
         if self._rewards and len(self._rewards) != len(self._ids):
             raise LengthMismatch("rewards", len(self._rewards), len(self._ids))

@@ -20,6 +20,7 @@ from .words import Consumed, Decision, Plan, RolloutId, WeightVersion
 OPTIONS = [
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.http2.lookahead_bytes", 8 << 20),
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.optimization_target", "throughput"),
 ]

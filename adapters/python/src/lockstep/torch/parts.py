@@ -15,7 +15,7 @@ from ..rules.array import segment_max, segment_sum
 from ..rules.rows import Terms
 from .shards import Shard
 
-CHUNK_BYTES = 1 << 26
+CHUNK_BYTES = 1 << 27
 """Size of a chunk of logits in f32."""
 
 
