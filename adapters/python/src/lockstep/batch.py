@@ -38,6 +38,8 @@ class Batch:
     log_s: SupportLogProbs | None = None
     """log p_s, where the middleware sent it."""
     profiles: tuple[Any, ...] = field(default=(), repr=False)
+    group_sizes: Any | None = field(default=None, repr=False)
+    """Rollouts of each one's group in the batch this was taken from, ``[R]``."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,6 +108,11 @@ class Batch:
         """
         if self.rewards is None:
             raise NotANumber(f"plan {self.plan}: {len(self)} rollouts have no reward yet")
+        if self.group_sizes is not None:
+            for group, size in zip(self.groups, self.group_sizes):
+                here = int((self.groups == group).sum())
+                if here != size:
+                    raise LengthMismatch(f"group {group} in a part of plan {self.plan} (take advantages from the whole batch); it", here, int(size))
         return np.repeat(advantages(self.rewards, self.groups, deviation), self.lengths)
 
     def rollout(self, index: int) -> tuple[Any, Any]:
@@ -131,8 +138,13 @@ class Batch:
 
         return Batch(
             self.plan, pick(self.ids), self.groups[rollouts], pick(self.prompts), pick(self.params), starts, self.behavior.select(rows),
-            tuple(segments), pick(self.stops), None if self.rewards is None else self.rewards[rollouts], log_s, self.profiles,
+            tuple(segments), pick(self.stops), None if self.rewards is None else self.rewards[rollouts], log_s, self.profiles, self._sizes()[rollouts],
         )
+
+    def _sizes(self) -> Any:
+        if self.group_sizes is not None:
+            return self.group_sizes
+        return np.array([int((self.groups == group).sum()) for group in self.groups])
 
     def split(self, rollouts: int) -> list[Batch]:
         """Micro-batches of at most so many rollouts."""
