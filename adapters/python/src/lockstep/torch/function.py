@@ -81,7 +81,11 @@ class Run:
         )
 
     def forward(self, grads: Any) -> Tensor:
-        """The summed loss; adds gradients into ``grads`` where they are asked for."""
+        """The summed loss; adds gradients into ``grads`` where they are asked for. An autocast around it does not reach in."""
+        with torch.autocast(self.advantages.device.type, enabled=False):
+            return self._forward(grads)
+
+    def _forward(self, grads: Any) -> Tensor:
         parts = self.parts()
         given: list[Correction | None] = [None] * len(parts)
         if not self.rule.local:
@@ -102,6 +106,10 @@ class Run:
 
     def backward(self, grads: Any) -> None:
         """Gradients from the coefficients of the forward."""
+        with torch.autocast(self.advantages.device.type, enabled=False):
+            self._backward(grads)
+
+    def _backward(self, grads: Any) -> None:
         for part, correction in zip(self.parts(), self.corrections):
             theta = score(self.source, part, self.temperature, self.shard)
             _, sampler = self.scores_of(part) if correction.tail is not None else (None, None)

@@ -50,7 +50,8 @@ def support_logprobs(source: Any, behavior: Behavior, temperature: float, *, sha
     chunk = max(1, chunk_bytes // (4 * shard.size))
     log_p: Tensor | None = None
     for part in parts_of(behavior, np.arange(len(behavior)), device, chunk):
-        scored = score(source, part, temperature, shard)
+        with torch.autocast(device.type, enabled=False):
+            scored = score(source, part, temperature, shard)
         if log_p is None:
             log_p = scored.all_entries.new_zeros(len(behavior.ids))
             drawn = scored.terms.drawn.new_zeros(len(behavior))
