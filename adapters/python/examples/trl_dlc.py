@@ -18,7 +18,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
+from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from lockstep.frameworks.trl import DlcGRPOTrainer, TransformersSampler
@@ -56,7 +56,7 @@ def config(out, steps, **more):
     return GRPOConfig(
         output_dir=out, max_steps=steps, per_device_train_batch_size=32, num_generations=8, max_completion_length=LENGTH, temperature=TEMPERATURE, top_p=TOP_P,
         top_k=0, learning_rate=2e-3, lr_scheduler_type="constant", logging_steps=1, save_strategy="no", report_to=[], beta=0.0, seed=1, use_cpu=True, bf16=False,
-        disable_tqdm=True, loss_type="dapo", gradient_checkpointing=False, max_grad_norm=1.0, **more,
+        disable_tqdm=True, loss_type="dapo", max_grad_norm=1.0, **more,
     )
 
 
@@ -67,6 +67,7 @@ def with_lockstep(steps, rule=None):
     sampler = TransformersSampler(policy, temperature=TEMPERATURE, top_p=TOP_P, max_new_tokens=LENGTH, eos=[1], pad=0)
     with tempfile.TemporaryDirectory() as out:
         trainer = DlcGRPOTrainer(policy, reward_funcs=even, args=config(out, steps), train_dataset=prompts(), processing_class=tokenizer(), sampler=sampler, rule=rule)
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     return trainer, [row for row in trainer.state.log_history if "reward" in row]
 
@@ -76,6 +77,7 @@ def plain(steps):
     set_seed(1)
     with tempfile.TemporaryDirectory() as out:
         trainer = GRPOTrainer(model(), reward_funcs=even, args=config(out, steps), train_dataset=prompts(), processing_class=tokenizer())
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     return trainer, [row for row in trainer.state.log_history if "reward" in row]
 

@@ -96,7 +96,7 @@ class Fake(MiddlewareServicer):
     def __init__(self):
         self.calls, self.lock, self.beats = [], threading.Semaphore(1), threading.Semaphore(0)
         self.left, self.pull, self.resync, self.cut = 2, True, True, 0
-        self.plans, self.fault = {}, None
+        self.plans, self.fault, self.steps = {}, None, (3, 4)
 
     def note(self, name, message, context):
         with self.lock:
@@ -137,7 +137,7 @@ class Fake(MiddlewareServicer):
     def SealPlan(self, message, context):
         self.note("SealPlan", message, context)
         opened = self.plans[message.plan]
-        yield from chunks(pieces(message.plan, opened.groups, opened.answers, reward=False))
+        yield from chunks(pieces(message.plan, opened.groups, opened.answers, reward=False, steps=self.steps))
 
     def Reward(self, message, context):
         self.note("Reward", message, context)
