@@ -6,6 +6,7 @@ export OMP_NUM_THREADS ?= 1
 PARITY_VENV ?= target/parity-venv
 
 .PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda kernels-reference bench-kernels
+.PHONY: test-python real-torch real-trl
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -24,6 +25,7 @@ test:
 	sh tests/setup.sh
 	cargo build --workspace
 	cargo test --workspace
+	$(MAKE) test-python
 	$(MAKE) browser
 
 ## The report in a real browser, where there is one.
@@ -71,3 +73,15 @@ TORCH_PYTHON ?= $(PARITY_VENV)/bin/python
 bench-kernels:
 	cargo build --release -p lockstep-kernels --example sample_report
 	env -u OMP_NUM_THREADS $(TORCH_PYTHON) kernels/benches/sample_report.py target/release/examples/sample_report 2 64
+
+## The Python package without torch: golden vectors, client, types.
+test-python:
+	sh adapters/python/run-tests.sh
+
+## The Python package with torch (3 GB): gradients, shards, snapshots, the probe.
+real-torch:
+	sh adapters/python/run-tests.sh torch
+
+## TRL's own GRPOTrainer through the adapter, thirty steps on the CPU (3 GB).
+real-trl:
+	sh adapters/python/run-tests.sh trl

@@ -1,0 +1,124 @@
+"""What the sync and the asyncio client share: requests, answers, and what an error of the wire means."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from .errors import Disconnected, NotANumber, PlanMismatch, Refused
+from .rules.ess import EssReport
+from .wire import lockstep_pb2 as pb
+from .words import Consumed, Decision, Plan, RolloutId, WeightVersion
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.http2.lookahead_bytes", 8 << 20),
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.optimization_target", "throughput"),
+]
+"""A chunk is at most 1 MB; a single piece may add to it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Who asks, and how long it waits for a middleware that is not there."""
+
+    consumer: str
+    rank: int = 0
+    ranks: int = 1
+    patience: float = 60.0
+    """Seconds in which a lost middleware must come back."""
+
+    def message(self) -> Any:
+        """For the wire."""
+        return pb.ConsumerId(consumer=self.consumer, rank=self.rank, ranks=self.ranks)
+
+
+def default_consumer() -> str:
+    """A name no other process has."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def backoff(attempt: int) -> float:
+    """Seconds before the next try: 0.1, 0.2, .. 5."""
+    return min(5.0, 0.1 * 2.0**attempt)
+
+
+def is_lost(error: Any) -> bool:
+    """Whether the middleware went away, so that a call that may be repeated is."""
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) or "Socket closed" in str(error.details())
+
+
+def explained(error: Any, what: str) -> Exception:
+    """An error of the wire as one of ours."""
+    code, details = error.code(), error.details()
+    if is_lost(error) or code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Disconnected(f"{what}: the middleware did not answer ({code.name.lower()}: {details})")
+    if what == "report_consumed" and code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+        return PlanMismatch(f"{what}: {details}")
+    return Refused(f"{what}: {code.name.lower()}: {details}")
+
+
+def plan_of(message: Any) -> Plan:
+    """An opened plan."""
+    return Plan(message.plan, tuple(RolloutId.of(rollout) for rollout in message.rollouts))
+
+
+def rewards_of(rewards: Mapping[RolloutId, float]) -> Any:
+    """Rewards for the wire.
+
+    Raises:
+        NotANumber: one that is not finite.
+    """
+    for rollout, reward in rewards.items():
+        if not math.isfinite(reward):
+            raise NotANumber(f"reward {reward} of rollout {rollout} is not finite")
+    return pb.Rewards(rewards=[pb.RolloutReward(rollout=rollout.message(), reward=float(reward)) for rollout, reward in rewards.items()])
+
+
+def consumed_of(plan: int, consumed: Iterable[Consumed]) -> Any:
+    """What was consumed, for the wire."""
+    rows = [pb.ConsumedRollout(rollout=c.rollout.message(), tokens=c.tokens, masked_in=c.masked_in) for c in consumed]
+    return pb.Consumed(plan=plan, rollouts=rows)
+
+
+def report_of(
+    before: WeightVersion,
+    after: WeightVersion,
+    metrics: Mapping[str, float],
+    ess: Mapping[WeightVersion, EssReport],
+    gradient_norm: float,
+    tokens: int,
+) -> Any:
+    """A step's report for the wire, from `LossOutput.metrics` and the ESS by the version that drew the answers."""
+    bad = [name for name, value in {**metrics, "gradient_norm": gradient_norm}.items() if not math.isfinite(value)]
+    if bad:
+        raise NotANumber(f"{bad[0]} of the step from {before} to {after} is not finite")
+
+    def term(prefix: str) -> Any:
+        return pb.Term(**{name: metrics[f"{prefix}/{name}"] for name in ("mean", "k3", "max_abs", "kl")})
+
+    rows = [
+        pb.Ess(
+            drawn_at=version.message(), token=e.token, sequence=e.sequence, horizon=e.horizon, horizon_tokens=e.horizon_tokens,
+            sequences=e.sequences, tokens=e.tokens,
+        )
+        for version, e in ess.items()
+    ]
+    return pb.StepReport(
+        before=before.message(), after=after.message(), loss=metrics["loss"], gradient_norm=gradient_norm, lag=term("lag"), numeric=term("numeric"),
+        clipped_share=metrics.get("clipped_share", 0.0), support_size=metrics["support_size"], tokens=tokens, ess=rows,
+    )
+
+
+def decision_of(message: Any) -> Decision:
+    """The middleware's answer to a report."""
+    return Decision(message.resynchronise, message.level, message.ess, message.threshold)

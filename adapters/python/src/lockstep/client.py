@@ -1,0 +1,170 @@
+"""The sync client: pull (`batches`) and driven (`open_plan`, `seal`, `report_consumed`)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import grpc
+
+from .batch import Batch, BatchReader
+from .calls import OPTIONS, Settings, backoff, consumed_of, decision_of, default_consumer, explained, is_lost, plan_of, report_of, rewards_of
+from .errors import Refused
+from .rules.ess import EssReport
+from .wire import lockstep_pb2 as pb
+from .wire.lockstep_pb2_grpc import MiddlewareStub
+from .words import Consumed, Decision, Description, Plan, RolloutId, Stamp, WeightVersion
+
+A = TypeVar("A")
+
+
+def connect(address: str, *, consumer: str | None = None, rank: int = 0, ranks: int = 1, patience: float = 60.0) -> Client:
+    """A client of `lockstep serve`.
+
+    Args:
+        address: ``host:port``.
+        consumer: the same name for all ranks of one trainer; each batch is sharded among them by whole groups.
+        patience: seconds in which a lost middleware must come back before `Disconnected` is raised.
+    """
+    return Client(address, Settings(consumer or default_consumer(), rank, ranks, patience))
+
+
+class Client:
+    """One connection. Thread-safe; close it, or use it as a context."""
+
+    def __init__(self, address: str, settings: Settings) -> None:
+        self.address, self.settings = address, settings
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._stub = MiddlewareStub(self._channel)
+        self._closed = threading.Event()
+        self._heart: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the heartbeat and the connection; what was given and not reported is given again when the lease ends."""
+        self._closed.set()
+        if self._heart is not None:
+            self._heart.join()
+        self._channel.close()
+
+    def _again(self, what: str, call: Callable[[], A]) -> A:
+        """A call that may be repeated, until the middleware is back or patience ends."""
+        begin, attempt = time.monotonic(), 0
+        while True:
+            try:
+                return call()
+            except grpc.RpcError as error:
+                left = self.settings.patience - (time.monotonic() - begin)
+                if not is_lost(error) or left <= 0 or self._closed.wait(min(backoff(attempt), left)):
+                    raise explained(error, what) from error
+                attempt += 1
+
+    def _once(self, what: str, call: Callable[..., A], request: Any) -> A:
+        """A call that must not be made twice; it waits for a connection, not for a second chance."""
+        try:
+            return call(request, wait_for_ready=True, timeout=self.settings.patience)
+        except grpc.RpcError as error:
+            raise explained(error, what) from error
+
+    def describe(self) -> Description:
+        """What the middleware is."""
+        return Description.of(self._again("describe", lambda: self._stub.Describe(pb.Empty())))
+
+    def batches(self) -> Iterator[Batch]:
+        """Pull: batches in dispatch order, each whole and rewarded; ends when the middleware has no more.
+
+        Raises:
+            Refused: the middleware has no prompts of its own.
+        """
+        if not self.describe().pull:
+            raise Refused("batches: this middleware has no prompts of its own; open plans instead")
+        self._beat()
+        while not self._closed.is_set():
+            request = pb.NextBatchRequest(consumer=self.settings.message())
+            batch = self._again("batches", lambda: self._receive(self._stub.NextBatch(request)))
+            if batch is None:
+                return
+            yield batch
+
+    @staticmethod
+    def _receive(chunks: Iterable[Any]) -> Batch | None:
+        reader, some = BatchReader(), False
+        for chunk in chunks:
+            reader.push(chunk)
+            some = True
+        return reader.finish().check() if some else None
+
+    def open_plan(self, groups: int, answers: int) -> Plan:
+        """Driven: fixes the membership of one batch. Send the plan's headers with its requests."""
+        self._beat()
+        return plan_of(self._once("open_plan", self._stub.OpenPlan, pb.OpenPlanRequest(groups=groups, answers=answers)))
+
+    def seal(self, plan: Plan | int) -> Batch:
+        """Driven: waits for every rollout of the plan and gives the batch, with the rewards it has."""
+        number = plan.plan if isinstance(plan, Plan) else plan
+        batch = self._again("seal", lambda: self._receive(self._stub.SealPlan(pb.PlanId(plan=number))))
+        if batch is None:
+            raise Refused(f"seal: plan {number} came without pieces")
+        return batch
+
+    def reward(self, rewards: Mapping[RolloutId, float]) -> None:
+        """Rewards; those of a batch that is not sealed yet wait in the middleware."""
+        request = rewards_of(rewards)
+        self._again("reward", lambda: self._stub.Reward(request))
+
+    def report_consumed(self, plan: Plan | int, consumed: Iterable[Consumed]) -> None:
+        """Driven: what was really trained on, which the middleware holds against the plan.
+
+        Raises:
+            PlanMismatch: they differ.
+        """
+        request = consumed_of(plan.plan if isinstance(plan, Plan) else plan, consumed)
+        self._again("report_consumed", lambda: self._stub.ReportConsumed(request))
+
+    def report_step(
+        self,
+        before: WeightVersion,
+        after: WeightVersion,
+        metrics: Mapping[str, float],
+        ess: Mapping[WeightVersion, EssReport],
+        *,
+        gradient_norm: float,
+        tokens: int,
+    ) -> Decision:
+        """The statistics of a step; the answer says whether to `synchronise`."""
+        request = report_of(before, after, metrics, ess, gradient_norm, tokens)
+        return decision_of(self._once("report_step", self._stub.ReportStep, request))
+
+    def synchronise(self, version: WeightVersion, path: str, digest: bytes = b"") -> Stamp:
+        """Gives the sampler the weights at ``path``, and waits until it draws with them."""
+        request = pb.PublishedWeights(version=version.message(), path=path, digest=digest)
+        return Stamp.of(self._again("synchronise", lambda: self._stub.Synchronise(request)))
+
+    def _beat(self) -> None:
+        with self._starting:
+            if self._heart is None:
+                every = max(self.describe().lease_seconds / 3, 0.05)
+                self._heart = threading.Thread(target=self._beats, args=(every,), name="lockstep-heartbeat", daemon=True)
+                self._heart.start()
+
+    def _beats(self, every: float) -> None:
+        message = self.settings.message()
+        while not self._closed.wait(every):
+            try:
+                self._stub.Heartbeat(message, timeout=every)
+            except grpc.RpcError as error:
+                # A lost middleware is the business of the next call; one that refuses this consumer is said there too.
+                if not is_lost(error) and error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self.refused = explained(error, "heartbeat")
+                    return
+
+    refused: Exception | None = None
+    """Why the heartbeat ended, when the middleware refused it."""

@@ -1,0 +1,255 @@
+"""Serves a torch model as the contract's `Trainer`, so that the conformance suite can question it.
+
+    python -m lockstep.probe --model package.module:function [--listen 127.0.0.1:0] [--out DIRECTORY]
+
+The function returns a Hugging Face causal model, or ``(model, optimizer)``; with an optimizer it can also be asked to step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+
+from .batch import Batch, BatchReader, u32
+from .behavior import Behavior, SupportLogProbs
+from .errors import LockstepError, MissingScores, NotSupported, UnknownVersion, WireError
+from .rules import Dlc, EssReport, Fixed, Importance, LagClip
+from .snapshots import SnapshotStore
+from .torch.loss import loss
+from .torch.model import batch_loss, project_causal, projected
+from .torch.source import Projection
+from .wire import lockstep_pb2 as pb
+from .wire.lockstep_pb2_grpc import TrainerServicer, add_TrainerServicer_to_server
+from .words import WeightVersion
+
+CHUNK_BYTES = 1 << 20
+
+
+class Probe:
+    """A model that answers questions; one at a time."""
+
+    def __init__(self, model: Any, optimizer: Any = None, *, project: Any = project_causal, out: Path | None = None, epoch: int = 1) -> None:
+        self.model, self.optimizer, self.project, self.out = model, optimizer, project, out
+        self.version = WeightVersion(epoch, 0)
+        self.store = SnapshotStore(model, project=project)
+        self.store.keep(self.version)
+        self.lock = threading.Lock()
+
+    def gradient(self, message: Any) -> list[float]:
+        """Gradient of a given ``(w, c)`` loss with respect to the logits of one position, over its support, at advantage 1."""
+        tokens, support = u32(message.tokens, "tokens").astype(np.int64), u32(message.support, "support").astype(np.int64)
+        if not 0 < message.position < len(tokens):
+            raise WireError(f"position {message.position} of {len(tokens)} tokens has nothing before it or is none of them")
+        if len(message.c) != len(support):
+            raise WireError(f"{len(message.c)} centring coefficients for a support of {len(support)} ids")
+        device = next(self.model.parameters()).device
+        ids = torch.from_numpy(tokens[None, : message.position]).to(device)
+        with torch.no_grad():
+            hidden, weight, bias = projected(self.model, ids, torch.ones_like(ids), project=self.project)
+            row = Projection(hidden[0, -1:], weight, bias)
+            logits = row.chunk(torch.zeros(1, dtype=torch.long, device=device)).double()
+        logits.requires_grad_()
+        flat = np.full(len(support), -np.log(len(support)))
+        behavior = Behavior.of_rows([int(tokens[message.position])], [(support.tolist(), flat.tolist())], message.temperature)
+        fixed = Fixed(torch.tensor([message.w], dtype=torch.float64, device=device), torch.tensor(list(message.c), dtype=torch.float64, device=device))
+        loss(logits, behavior, torch.ones(1, dtype=torch.float64), fixed, temperature=message.temperature, reduction="sum").loss.backward()
+        return [float(value) for value in logits.grad[0][torch.from_numpy(support).to(device)]]
+
+    def step(self, batch: Batch, options: Any) -> Any:
+        """One update on a whole batch; log p_s comes with it."""
+        if self.optimizer is None:
+            raise NotSupported("this probe has no optimizer: its model function returned a model alone")
+        rule = _rule(options.rule)
+        self.optimizer.zero_grad()
+        outputs = []
+        all_advantages, at = batch.advantages(), 0
+        for part in batch.split(self.store.rollouts):
+            advantages = all_advantages[at : at + len(part.tokens)]
+            at += len(part.tokens)
+            output = batch_loss(self.model, part, rule, store=self.store, advantages=advantages, totals=batch.totals, project=self.project)
+            output.loss.backward()
+            outputs.append(output)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), torch.inf)
+        before, self.version = self.version, WeightVersion(self.version.epoch, self.version.step + 1)
+        self.optimizer.step()
+        self.store.keep(self.version)
+        return _report(batch, outputs, (before, self.version), float(norm), options.horizon)
+
+    def publish(self, version: WeightVersion) -> Any:
+        """Writes the weights of a version with safetensors."""
+        if self.out is None:
+            raise NotSupported("this probe publishes nothing: start it with --out DIRECTORY")
+        from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
+
+        path = self.out / f"{version}.safetensors"
+        save_file({name: value.contiguous() for name, value in self.store.parameters(version).items()}, str(path))
+        return pb.PublishedWeights(version=version.message(), path=str(path.resolve()))
+
+
+def _rule(message: Any) -> Any:
+    kind = message.WhichOneof("rule")
+    if kind == "uncorrected":
+        return Importance(None)
+    if kind != "dlc":
+        raise WireError("step options have no rule")
+    tails = {1: "p_s", 2: "collapsed"}
+    if message.dlc.tail not in tails:
+        raise WireError(f"tail model is {message.dlc.tail}, not one of {sorted(tails)}")
+    return Dlc(LagClip(message.dlc.clip_low, message.dlc.clip_high), tail=tails[message.dlc.tail])  # type: ignore[arg-type]
+
+
+def _report(batch: Batch, outputs: list[Any], versions: tuple[WeightVersion, WeightVersion], norm: float, horizon: int) -> Any:
+    from .calls import report_of
+
+    tokens = [len(output.per_token) for output in outputs]
+    metrics: dict[str, float] = {"loss": sum(float(output.loss.detach()) for output in outputs)}
+    lags = torch.cat([output.rows.log_ratio("lag") for output in outputs]) if outputs[0].rows.scores is not None else None
+    if lags is None:
+        raise MissingScores("a report needs log p_s, which did not come with the batch")
+    parts = [output.metrics(horizon) for output in outputs]
+    for name in parts[0]:
+        if name.endswith("max_abs"):
+            metrics[name] = max(part[name] for part in parts)
+        elif name not in ("loss",):
+            metrics[name] = sum(part[name] * n for part, n in zip(parts, tokens)) / sum(tokens)
+    ess = {}
+    for version in batch.versions:
+        of = {s.rollout for s in batch.segments if s.stamp.version == version}
+        alone = [i for i in of if all(s.stamp.version == version for s in batch.segments if s.rollout == i)]
+        rows = np.flatnonzero(np.isin(batch.sequence, alone))
+        if len(rows):
+            ess[version] = EssReport.of(lags[torch.from_numpy(rows)].double().numpy(), batch.sequence[rows], horizon)
+    return report_of(*versions, metrics, ess, norm, sum(tokens))
+
+
+class Service(TrainerServicer):  # type: ignore[misc,unused-ignore]
+    """The contract's side of a probe."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+
+    def _answer(self, context: Any, of: Any) -> Any:
+        try:
+            with self.probe.lock:
+                return of()
+        except NotSupported as error:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
+        except UnknownVersion as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except LockstepError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
+
+    def Describe(self, request: Any, context: Any) -> Any:
+        """Versions it can score at."""
+        probe = self.probe
+        return pb.TrainerDescription(version=probe.version.message(), live=[v.message() for v in probe.store.live], snapshots=True)
+
+    def Score(self, request_iterator: Any, context: Any) -> Any:
+        """log p over the recorded supports at the header's version."""
+
+        def scored() -> list[Any]:
+            batch, header = _read(request_iterator)
+            if not header.HasField("version"):
+                raise WireError("batch to score has no version")
+            return list(_score_chunks(batch, self.probe.store.score(batch, WeightVersion.of(header.version))))
+
+        yield from self._answer(context, scored)
+
+    def Step(self, request_iterator: Any, context: Any) -> Any:
+        """One update."""
+
+        def stepped() -> Any:
+            batch, header = _read(request_iterator)
+            if not header.HasField("options"):
+                raise WireError("batch to train on has no options")
+            return self.probe.step(batch, header.options)
+
+        return self._answer(context, stepped)
+
+    def Publish(self, request: Any, context: Any) -> Any:
+        """Weights of a version in a file."""
+        return self._answer(context, lambda: self.probe.publish(WeightVersion.of(request)))
+
+    def Retain(self, request: Any, context: Any) -> Any:
+        """Drops what is not needed; the present version stays."""
+
+        def retained() -> Any:
+            self.probe.store.retain([self.probe.version, *map(WeightVersion.of, request.versions)])
+            return pb.Empty()
+
+        return self._answer(context, retained)
+
+    def Gradient(self, request: Any, context: Any) -> Any:
+        """Gradient of a given loss."""
+        return self._answer(context, lambda: pb.ProbeGradient(gradient=self.probe.gradient(request)))
+
+
+def _read(chunks: Iterable[Any]) -> tuple[Batch, Any]:
+    reader = BatchReader()
+    for chunk in chunks:
+        reader.push(chunk)
+    batch = reader.finish().check()
+    return batch, reader.header
+
+
+def _score_chunks(batch: Batch, scores: SupportLogProbs) -> Iterator[Any]:
+    """Scores of each segment, in pieces of a fitting size."""
+    to = lambda values: np.ascontiguousarray(values.cpu().numpy(), "<f4")  # noqa: E731
+    log_p, drawn = to(scores.log_p), to(scores.log_p_sampled)
+    rest = None if scores.log_rest is None else to(scores.log_rest)
+    chunk, size, number, rollout = pb.ScoreChunk(), 0, -1, -1
+    for segment in batch.segments:
+        number = number + 1 if segment.rollout == rollout else 0
+        rollout = segment.rollout
+        first, last = (int(batch.behavior.offsets[at]) for at in (segment.start, segment.end))
+        columns = [log_p[first:last], drawn[segment.start : segment.end], np.zeros(0, "<f4")]
+        if rest is not None and np.isfinite(rest[segment.start : segment.end]).any():
+            columns[2] = rest[segment.start : segment.end]
+        step = CHUNK_BYTES // 16
+        for at in range(0, max(map(len, columns)), step):
+            piece = pb.Scores(rollout=rollout, segment=number, **{n: c[at : at + step].tobytes() for n, c in zip(("log_p", "log_p_sampled", "log_rest"), columns)})
+            if size and size + piece.ByteSize() > CHUNK_BYTES:
+                yield chunk
+                chunk, size = pb.ScoreChunk(), 0
+            size += piece.ByteSize()
+            chunk.scores.append(piece)
+    yield chunk
+
+
+def serve(probe: Probe, listen: str = "127.0.0.1:0") -> tuple[Any, int]:
+    """Starts the service; returns the server and its port."""
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", 8 << 20)])
+    add_TrainerServicer_to_server(Service(probe), server)
+    port = server.add_insecure_port(listen)
+    server.start()
+    return server, port
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m lockstep.probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="module:function that returns a model or (model, optimizer)")
+    parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--out", type=Path, help="where published weights are written")
+    args = parser.parse_args(arguments)
+    module, split, function = args.model.partition(":")
+    if not split:
+        parser.error(f"--model {args.model!r} is not module:function")
+    made = getattr(importlib.import_module(module), function)()
+    model, optimizer = made if isinstance(made, tuple) else (made, None)
+    server, port = serve(Probe(model, optimizer, out=args.out), args.listen)
+    print(f"listening on {args.listen.rsplit(':', 1)[0]}:{port}", flush=True)
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()

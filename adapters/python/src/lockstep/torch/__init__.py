@@ -1,0 +1,14 @@
+"""The corrections on torch: one autograd function over rows, which never keeps ``[T, V]``.
+
+``import lockstep.torch`` needs torch; the rest of the package does not.
+"""
+
+from ..rules import *  # noqa: F403
+from ..rules import __all__ as _rules
+from .loss import LossOutput, dlc_loss, loss
+from .model import batch_loss, project_causal, projected, source
+from .score import decompose, support_logprobs
+from .shards import Shard, process_shard
+from .source import Logits, Projection
+
+__all__ = [*_rules, "Logits", "LossOutput", "Projection", "Shard", "batch_loss", "decompose", "dlc_loss", "loss", "process_shard", "project_causal", "projected", "source", "support_logprobs"]
