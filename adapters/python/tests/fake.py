@@ -96,7 +96,7 @@ class Fake(MiddlewareServicer):
     def __init__(self):
         self.calls, self.lock, self.beats = [], threading.Semaphore(1), threading.Semaphore(0)
         self.left, self.pull, self.resync, self.cut = 2, True, True, 0
-        self.plans, self.fault, self.steps = {}, None, (3, 4)
+        self.plans, self.fault, self.steps, self.batch_steps = {}, None, (3, 4), (3, 4)
 
     def note(self, name, message, context):
         with self.lock:
@@ -119,7 +119,7 @@ class Fake(MiddlewareServicer):
         self.note("NextBatch", message, context)
         if self.left == 0:
             return
-        sent = list(chunks(pieces(9, 2, 2), size=400))
+        sent = list(chunks(pieces(9, 2, 2, steps=self.batch_steps), size=400))
         if self.cut:
             self.cut -= 1
             yield from sent[:2]

@@ -21,10 +21,11 @@ import torch
 
 from .batch import Batch, BatchReader, u32
 from .behavior import Behavior, SupportLogProbs
+from .calls import report_of
 from .errors import LockstepError, MissingScores, NotSupported, UnknownVersion, WireError
-from .rules import Dlc, EssReport, Fixed, Importance, LagClip
+from .rules import Dlc, Fixed, Importance, LagClip
 from .snapshots import SnapshotStore
-from .torch.loss import loss
+from .torch.loss import combined, ess_by_version, loss
 from .torch.model import batch_loss, project_causal, projected
 from .torch.source import Projection
 from .wire import lockstep_pb2 as pb
@@ -108,27 +109,9 @@ def _rule(message: Any) -> Any:
 
 
 def _report(batch: Batch, outputs: list[Any], versions: tuple[WeightVersion, WeightVersion], norm: float, horizon: int) -> Any:
-    from .calls import report_of
-
-    tokens = [len(output.per_token) for output in outputs]
-    metrics: dict[str, float] = {"loss": sum(float(output.loss.detach()) for output in outputs)}
-    lags = torch.cat([output.rows.log_ratio("lag") for output in outputs]) if outputs[0].rows.scores is not None else None
-    if lags is None:
+    if outputs[0].rows.scores is None:
         raise MissingScores("a report needs log p_s, which did not come with the batch")
-    parts = [output.metrics(horizon) for output in outputs]
-    for name in parts[0]:
-        if name.endswith("max_abs"):
-            metrics[name] = max(part[name] for part in parts)
-        elif name not in ("loss",):
-            metrics[name] = sum(part[name] * n for part, n in zip(parts, tokens)) / sum(tokens)
-    ess = {}
-    for version in batch.versions:
-        of = {s.rollout for s in batch.segments if s.stamp.version == version}
-        alone = [i for i in of if all(s.stamp.version == version for s in batch.segments if s.rollout == i)]
-        rows = np.flatnonzero(np.isin(batch.sequence, alone))
-        if len(rows):
-            ess[version] = EssReport.of(lags[torch.from_numpy(rows)].double().numpy(), batch.sequence[rows], horizon)
-    return report_of(*versions, metrics, ess, norm, sum(tokens))
+    return report_of(*versions, combined(outputs, horizon), ess_by_version(batch, outputs, horizon), norm, len(batch.tokens))
 
 
 class Service(TrainerServicer):  # type: ignore[misc,unused-ignore]

@@ -126,6 +126,15 @@ def test_areal_trajectories_have_the_keys_of_its_own_workflow():
     assert all(value.shape[0] == 1 for value in ours.values())
 
 
+def test_areal_writes_over_p_s_where_the_adapter_says_so():
+    """The two places that make `check_config` ask for a decoupled loss and a method that skips the forward."""
+    trainer, actor = source("areal", "areal/trainer/rl_trainer.py"), source("areal", "areal/trainer/ppo/actor.py")
+    written = [ast.unparse(node) for tree in (trainer, actor) for node in ast.walk(tree) if isinstance(node, ast.Assign) and "prox_logp" in ast.unparse(node.targets[0])]
+    assert "traj['prox_logp'] = logp" in written and "data['prox_logp'] = old_logp" in written
+    decides = ast.unparse(function(source("areal", "areal/api/cli_args.py"), "should_compute_prox_logp"))
+    assert "self.use_decoupled_loss and (not method.skips_forward_pass())" in decides
+
+
 def test_areals_switches_still_have_their_names():
     text = strings(source("areal", "areal/api/cli_args.py")) | {node.target.id for node in ast.walk(source("areal", "areal/api/cli_args.py")) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
     assert {"dynamic_bs", "rejection_sampling", "m2_threshold", "overlong_reward_penalty", "prox_logp_method", "max_head_offpolicyness"} <= text

@@ -3,7 +3,7 @@
     AREAL_LLM_SERVER_ADDRS=HOST:PORT        Lockstep in the place of the engine
 
 Exact: ids, q and version of every token; the token weight ``clip(p / p_s)`` with ``prox_logp`` scored at the sampler's version. Not
-expressible: the centring. Refused: a proximal policy that is approximated, and what `check_config` lists. A workflow never
+expressible: the centring. Refused: a proximal policy that AReaL would write over p_s, and what `check_config` lists. A workflow never
 returns None: that rejects an answer.
 """
 
@@ -30,7 +30,8 @@ def check_config(config: Any) -> None:
         "actor.rejection_sampling: it drops tokens or answers by their ratio": lookup(config, "actor.rejection_sampling") is not None,
         "actor.m2_threshold: it drops tokens by their ratio": lookup(config, "actor.m2_threshold") is not None,
         "actor.overlong_reward_penalty: rewards look at length": bool(lookup(config, "actor.overlong_reward_penalty", False)),
-        "actor.prox_logp_method is not 'recompute'": lookup(config, "actor.prox_logp_method", "recompute") != "recompute",
+        "actor.use_decoupled_loss is off: it writes q over prox_logp": not lookup(config, "actor.use_decoupled_loss", False),
+        "actor.prox_logp_method is 'recompute': it writes log p at the present weights over prox_logp; set 'loglinear', which skips that forward": lookup(config, "actor.prox_logp_method", "recompute") == "recompute",
     })
 
 
@@ -48,7 +49,8 @@ def trajectory(batch: Batch, index: int, log_s: SupportLogProbs) -> dict[str, An
         "loss_mask": row(0, [1] * len(answer), torch.int32),
         "logprobs": row(0.0, columns["log_q"], torch.float32),
         "versions": row(-1, columns["versions"], torch.int32),
-        "prox_logp": row(0.0, prox, torch.float32),
+        # Where the actor's own forward would have put it: at the position that predicts each token.
+        "prox_logp": torch.roll(row(0.0, prox, torch.float32), -1, -1),
         "attention_mask": torch.ones(1, len(prompt) + len(answer), dtype=torch.bool),
         "rewards": torch.tensor([float(batch.rewards[index])]),
     }

@@ -65,8 +65,10 @@ def loss(args: Any, batch: Any, logits: Any, sum_of_sample_mean: Any, *, rule: A
     k = weights_of(sum_of_sample_mean, len(behavior), logits.device)
     if shard is None and logits.shape[-1] < args.padded_vocab_size:
         shard = process_shard(logits.shape[-1], tensor_parallel_group())
+    sequence = torch.repeat_interleave(torch.arange(len(behaviors)), torch.tensor([len(b) for b in behaviors]))
     output = loss_of(
-        logits[0][torch.cat(rows)], behavior, advantages, rule, temperature=args.rollout_temperature, log_s=log_s, mask=mask, coefficients=k, shard=shard
+        logits[0][torch.cat(rows)], behavior, advantages, rule, temperature=args.rollout_temperature, log_s=log_s, sequence=sequence, mask=mask,
+        coefficients=k, shard=shard,
     )
     return output.loss, {f"lockstep/{name}": torch.tensor(value) for name, value in output.metrics().items()}
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..batch import Batch
 from ..behavior import Behavior, SupportLogProbs
 from ..errors import InvalidRule, LengthMismatch, MissingScores, WrongDtype
 from ..reference.score import check_temperature
@@ -15,6 +18,7 @@ from ..rules import Dlc, EssReport, coefficients as reduction_coefficients, term
 from ..rules.aggregate import Reduction
 from ..rules.ess import DEFAULT_HORIZON
 from ..rules.rows import Correction, Rows, Rule, finite
+from ..words import WeightVersion
 from .function import LossFunction, Run, active_positions, in_order, joined
 from .parts import CHUNK_BYTES
 from .score import check_source, whole
@@ -152,3 +156,34 @@ def _output(run: Run, total: Tensor) -> LossOutput:
     per_token = torch.empty_like(torch.cat(run.values))
     per_token[rank] = torch.cat(run.values)
     return LossOutput(total, per_token, rows, tuple(run.corrections))
+
+
+def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> dict[str, float]:
+    """Metrics of a batch from those of its micro-batches: means by token, the largest of the largest."""
+    tokens, parts = [len(output.per_token) for output in outputs], [output.metrics(horizon) for output in outputs]
+    metrics: dict[str, float] = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
+        if name.endswith("max_abs"):
+            metrics[name] = max(values)
+        elif name == "loss":
+            metrics[name] = sum(values)
+        elif not name.startswith("ess/"):
+            metrics[name] = sum(value * n for value, n in zip(values, tokens)) / sum(tokens)
+    return metrics
+
+
+def ess_by_version(batch: Batch, outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> dict[WeightVersion, EssReport]:
+    """ESS of the raw lag by the version that drew the answers; answers of several versions are in none."""
+    lags = torch.cat([output.rows.log_ratio("lag") for output in outputs]).double().cpu().numpy()
+    if len(lags) != len(batch.tokens):
+        raise LengthMismatch("lags of the micro-batches", len(lags), len(batch.tokens))
+    drawn_at: dict[int, set[WeightVersion | None]] = {}
+    for segment in batch.segments:
+        drawn_at.setdefault(segment.rollout, set()).add(segment.stamp.version)
+    out: dict[WeightVersion, EssReport] = {}
+    for version in batch.versions:
+        rows = np.flatnonzero(np.isin(batch.sequence, [rollout for rollout, versions in drawn_at.items() if versions == {version}]))
+        if len(rows):
+            out[version] = EssReport.of(lags[rows], batch.sequence[rows], horizon)
+    return out
