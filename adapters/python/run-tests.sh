@@ -28,6 +28,6 @@ touch "$venv/installed"
 test="$python -m pytest -q -o pythonpath=tests -o cache_dir=$target/python-pytest"
 case $kind in
   plain) $test tests && "$python" -m mypy --cache-dir "$target/python-mypy" ;;
-  torch) $test tests tests/with_torch ;;
+  torch) $test tests && $test tests/with_torch ;;
   trl) $test tests/with_trl && "$python" examples/trl_dlc.py ;;
 esac
