@@ -1,6 +1,6 @@
 """Serves a torch model as the contract's `Trainer`, so that the conformance suite can question it.
 
-    python -m lockstep.probe --model package.module:function [--listen 127.0.0.1:0] [--out DIRECTORY]
+    python -m lockstep.probe --model package.module:function [--listen 127.0.0.1:0] [--epoch 0] [--out DIRECTORY]
 
 The function returns a Hugging Face causal model, or ``(model, optimizer)``; with an optimizer it can also be asked to step.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ CHUNK_BYTES = 1 << 20
 class Probe:
     """A model that answers questions; one at a time."""
 
-    def __init__(self, model: Any, optimizer: Any = None, *, project: Any = project_causal, out: Path | None = None, epoch: int = 1) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, *, project: Any = project_causal, out: Path | None = None, epoch: int = 0) -> None:
         self.model, self.optimizer, self.project, self.out = model, optimizer, project, out
         self.version = WeightVersion(epoch, 0)
         self.store = SnapshotStore(model, project=project)
@@ -91,9 +91,31 @@ class Probe:
             raise NotSupported("this probe publishes nothing: start it with --out DIRECTORY")
         from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
 
+        kept, state = self.store.parameters(version), self.model.state_dict()
+        own = {name: kept[name].float().contiguous() for name in sorted(kept) if name in state}
         path = self.out / f"{version}.safetensors"
-        save_file({name: value.contiguous() for name, value in self.store.parameters(version).items()}, str(path))
-        return pb.PublishedWeights(version=version.message(), path=str(path.resolve()))
+        save_file(own, str(path))
+        return pb.PublishedWeights(version=version.message(), path=str(path.resolve()), digest=digest(own))
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """blake3 of (length of name, name, rank, dims, f32 little-endian) of every tensor in name order; counts are u64 little-endian.
+
+    Raises:
+        NotSupported: the package blake3 is not installed; a sampler that proves its weights by their digest needs it.
+    """
+    try:
+        blake3 = importlib.import_module("blake3").blake3
+    except ImportError as error:
+        raise NotSupported("publishing needs the package blake3, for the digest of the weights: pip install blake3") from error
+    hasher = blake3()
+    for name in sorted(tensors):
+        values = tensors[name].detach().cpu().float().numpy()
+        hasher.update(len(name.encode()).to_bytes(8, "little") + name.encode() + values.ndim.to_bytes(8, "little"))
+        for dim in values.shape:
+            hasher.update(int(dim).to_bytes(8, "little"))
+        hasher.update(np.ascontiguousarray(values, "<f4").tobytes())
+    return bytes(hasher.digest())
 
 
 def _rule(message: Any) -> Any:
@@ -222,6 +244,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lockstep.probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="module:function that returns a model or (model, optimizer)")
     parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument("--epoch", type=int, default=0, help="epoch of the first version; the sampler's must be the same")
     parser.add_argument("--out", type=Path, help="where published weights are written")
     args = parser.parse_args(arguments)
     module, split, function = args.model.partition(":")
@@ -229,7 +252,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--model {args.model!r} is not module:function")
     made = getattr(importlib.import_module(module), function)()
     model, optimizer = made if isinstance(made, tuple) else (made, None)
-    server, port = serve(Probe(model, optimizer, out=args.out), args.listen)
+    server, port = serve(Probe(model, optimizer, out=args.out, epoch=args.epoch), args.listen)
     print(f"listening on {args.listen.rsplit(':', 1)[0]}:{port}", flush=True)
     server.wait_for_termination()
 

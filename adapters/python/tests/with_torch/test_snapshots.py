@@ -123,7 +123,7 @@ def test_a_tail_on_p_s_takes_the_head_of_then():
 @pytest.fixture
 def served(tmp_path):
     model, optimizer = models.make()
-    one = probe.Probe(model, optimizer, out=tmp_path)
+    one = probe.Probe(model, optimizer, out=tmp_path, epoch=1)
     server, port = probe.serve(one)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield one, TrainerStub(channel)
@@ -188,5 +188,9 @@ def test_a_step_over_the_wire_moves_the_weights_and_reports(served):
     assert again.lag.max_abs > 1e-3 and again.ess[0].drawn_at == WeightVersion(1, 0).message() and again.ess[0].horizon < 1
     stub.Retain(pb.WeightVersions())
     assert one.store.live == (WeightVersion(1, 2),)
-    published = pytest.importorskip("safetensors") and stub.Publish(one.version.message())
-    assert published.path.endswith("1.2.safetensors")
+    from safetensors.torch import load_file
+
+    published = stub.Publish(one.version.message())
+    held = load_file(published.path)
+    assert published.path.endswith("1.2.safetensors") and torch.equal(held["lm_head.weight"], one.model.lm_head.weight)
+    assert published.digest == probe.digest(held) != probe.digest({**held, "lm_head.weight": held["lm_head.weight"] + 1})
