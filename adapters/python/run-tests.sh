@@ -29,5 +29,11 @@ test="$python -m pytest -q -o pythonpath=tests -o cache_dir=$target/python-pytes
 case $kind in
   plain) $test tests && "$python" -m mypy --cache-dir "$target/python-mypy" ;;
   torch) $test tests && $test tests/with_torch ;;
-  trl) $test tests/with_trl && "$python" examples/trl_dlc.py ;;
+  trl)
+    engine=${LOCKSTEP_BIN:-$target/release/lockstep}
+    [ -x "$engine" ] || { echo "run-tests.sh: no engine at $engine; cargo build --release -p lockstep" >&2; exit 2; }
+    $test tests/with_trl
+    "$python" examples/trl_dlc.py --engine "$engine"
+    "$python" examples/conformance_pair.py "$engine"
+    ;;
 esac

@@ -1,15 +1,18 @@
 """TRL's GRPOTrainer on the CPU: a small random Qwen3, a stale sampler at top-p 0.9, DLC on; then plain TRL beside it.
 
-    python examples/trl_dlc.py [--steps 30]
+    python examples/trl_dlc.py [--steps 30] [--engine target/release/lockstep]
 
-The reward is the share of even words in an answer of 12. No downloads: model and tokenizer are made here.
+The sampler is transformers' own generate, or with `--engine` Lockstep's engine in a process of its own. The reward is the share of
+even words in an answer of 12. No downloads: model and tokenizer are made here.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+import subprocess
 import tempfile
 import warnings
 
@@ -21,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
-from lockstep.frameworks.trl import DlcGRPOTrainer, TransformersSampler
+from lockstep.frameworks.trl import DlcGRPOTrainer, EngineSampler, TransformersSampler
 
 WORDS = 64
 TEMPERATURE, TOP_P, LENGTH = 1.0, 0.9, 12
@@ -60,12 +63,35 @@ def config(out, steps, **more):
     )
 
 
-def with_lockstep(steps, rule=None):
+@contextlib.contextmanager
+def serving(*command):
+    """A process whose first line says where it listens."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def sampler_of(policy, engine):
+    """transformers' generate on a copy, or Lockstep's engine on the same weights."""
+    given = {"temperature": TEMPERATURE, "top_p": TOP_P, "max_new_tokens": LENGTH, "eos": [1]}
+    if engine is None:
+        yield TransformersSampler(policy, pad=0, **given)
+        return
+    with tempfile.TemporaryDirectory() as weights:
+        policy.save_pretrained(f"{weights}/model")
+        with serving(engine, "sampler", "--model", f"{weights}/model", "--listen", "127.0.0.1:0") as address:
+            yield EngineSampler(address, weights, **given)
+
+
+def with_lockstep(steps, rule=None, engine=None):
     """The trainer after training, and its log."""
     set_seed(1)
     policy = model()
-    sampler = TransformersSampler(policy, temperature=TEMPERATURE, top_p=TOP_P, max_new_tokens=LENGTH, eos=[1], pad=0)
-    with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory() as out, sampler_of(policy, engine) as sampler:
         trainer = DlcGRPOTrainer(policy, reward_funcs=even, args=config(out, steps), train_dataset=prompts(), processing_class=tokenizer(), sampler=sampler, rule=rule)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -85,10 +111,11 @@ def plain(steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--engine", metavar="LOCKSTEP", help="the lockstep binary, whose engine samples")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    trainer, log = with_lockstep(args.steps)
+    trainer, log = with_lockstep(args.steps, engine=args.engine)
     print("step  reward  lag(max)  numeric(max)  ess(horizon)  ratio p_s/q (min..max)")
     for step, row in enumerate(log, 1):
         mark = "  re-synchronised" if step in trainer.resynchronised else ""

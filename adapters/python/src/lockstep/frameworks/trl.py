@@ -13,24 +13,32 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+import grpc
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, TrainerCallback
 from trl import GRPOTrainer
 
+from ..batch import BatchReader
 from ..behavior import Behavior, SupportLogProbs
+from ..calls import OPTIONS
 from ..client import Client
-from ..errors import MissingScores, NotSupported, PlanMismatch, TemperatureMismatch
+from ..errors import MissingScores, NotSupported, PlanMismatch, TemperatureMismatch, UnknownVersion
+from ..probe import digest
 from ..rules import Dlc, EssReport, Rule, Trigger
 from ..snapshots import SnapshotStore
 from ..torch.loss import LossOutput, loss
 from ..torch.model import check_no_dropout, projected
 from ..torch.score import support_logprobs
 from ..torch.source import Projection
-from ..words import Consumed, Plan, RolloutId, WeightVersion
+from ..wire import lockstep_pb2 as pb
+from ..wire.lockstep_pb2_grpc import SamplerStub
+from ..words import Consumed, Plan, RolloutId, Stamp, WeightVersion
 
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
@@ -109,6 +117,65 @@ class TransformersSampler:
     def load(self, version: WeightVersion, model: Any) -> None:
         """A copy of the weights as they are."""
         self.model.load_state_dict({name: value.detach().clone() for name, value in model.state_dict().items()})
+        self.version = version
+
+    def consumed(self, consumed: Sequence[Consumed]) -> None:
+        """Kept for whoever asks."""
+        self.trained_on += consumed
+
+
+class EngineSampler:
+    """An engine that speaks the contract's `Sampler`, such as `lockstep sampler`: weights travel as files, proven by their digest."""
+
+    def __init__(self, address: str, weights: str, *, temperature: float, top_p: float, max_new_tokens: int, eos: Sequence[int], seed: int = 0) -> None:
+        self._stub = SamplerStub(grpc.insecure_channel(address, options=OPTIONS))
+        self._profile = self._stub.Describe(pb.Empty(), wait_for_ready=True, timeout=60).profile
+        stamp = Stamp.of(self._stub.Version(pb.Empty()))
+        if stamp.version is None:
+            raise NotSupported(f"the sampler at {address} declares no weight version")
+        self.version, self.temperature, self.weights = stamp.version, temperature, Path(weights)
+        self._params: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "stop": np.array(list(eos), "<u4").tobytes()}
+        self._seed, self._plan = seed, 0
+        self.trained_on: list[Consumed] = []
+
+    def generate(self, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+        """Answers with the supports the engine reports."""
+        plan, self._plan = self._plan, self._plan + 1
+        requests = []
+        for index, prompt in enumerate(prompts):
+            self._seed += 1
+            params = pb.SamplingParams(seed=self._seed, **self._params)
+            requests.append(pb.Request(id=pb.RolloutId(plan=plan, index=index), group=index, prompt=np.array(list(prompt), "<u4").tobytes(), params=params))
+        sent = iter([pb.SampleRequests(requests=[pb.SampleRequest(request=request)]) for request in requests])
+        deltas: dict[int, list[Any]] = {index: [] for index in range(len(prompts))}
+        for message in self._stub.Generate(sent):
+            for delta in message.deltas:
+                deltas[delta.rollout.index].append(delta)
+        reader = BatchReader()
+        reader.push(pb.BatchChunk(pieces=[pb.BatchPiece(header=pb.BatchHeader(plan=plan, rollouts=len(prompts), profiles=[self._profile]))]))
+        for index, request in enumerate(requests):
+            own = sorted(deltas[index], key=lambda delta: int(delta.start))
+            reader.push(pb.BatchChunk(pieces=[pb.BatchPiece(request=request), *(pb.BatchPiece(delta=delta) for delta in own)]))
+        batch = reader.finish().check()
+        answers = []
+        for index, part in enumerate(batch.split(1)):
+            if len(part.versions) != 1:
+                raise NotSupported(f"rollout {batch.ids[index]} was drawn at {len(part.versions)} versions: TRL's rows carry one")
+            answers.append(Answer(part.behavior, part.versions[0], batch.ids[index]))
+        return answers
+
+    def load(self, version: WeightVersion, model: Any) -> None:
+        """Writes the weights, and waits until the engine says that it holds them."""
+        state = model.state_dict()
+        own = {name: value.detach().cpu().float().contiguous() for name, value in model.named_parameters() if name in state}
+        path = self.weights / f"{version}.safetensors"
+        save_file(own, str(path))
+        self._stub.Pause(pb.Empty())
+        published = pb.PublishedWeights(version=version.message(), path=str(path.resolve()), digest=digest(own))
+        stamp = Stamp.of(self._stub.LoadWeights(published))
+        self._stub.Resume(pb.Empty())
+        if stamp.version != version:
+            raise UnknownVersion(f"the sampler was given version {version} and says it holds {stamp.version}")
         self.version = version
 
     def consumed(self, consumed: Sequence[Consumed]) -> None:
