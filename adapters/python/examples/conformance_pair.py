@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 import trl_dlc
+
 from lockstep.behavior import SupportLogProbs
 from lockstep.probe import Probe, serve
 from lockstep.snapshots import SnapshotStore
@@ -28,7 +28,9 @@ class PlainStore(SnapshotStore):
         rows = source(self.model, batch, self.load(version), self.project)
         log_p = torch.log_softmax(rows.chunk(torch.arange(rows.rows)) / batch.temperature, -1)
         row, ids = torch.from_numpy(batch.behavior.row), torch.from_numpy(batch.behavior.ids.astype(np.int64))
-        return SupportLogProbs(log_p[row, ids], log_p[torch.arange(rows.rows), torch.from_numpy(batch.tokens.astype(np.int64))], None)
+        return SupportLogProbs(
+            log_p[row, ids], log_p[torch.arange(rows.rows), torch.from_numpy(batch.tokens.astype(np.int64))], None
+        )
 
 
 def verdicts(lockstep, plain):
@@ -43,7 +45,11 @@ def verdicts(lockstep, plain):
             probe.store.keep(kept)
         server, port = serve(probe)
         with trl_dlc.serving(lockstep, "sampler", "--model", f"{out}/model", "--listen", "127.0.0.1:0") as address:
-            done = subprocess.run([lockstep, "conformance", "--sampler", address, "--trainer", f"127.0.0.1:{port}"], capture_output=True, text=True)
+            done = subprocess.run(
+                [lockstep, "conformance", "--sampler", address, "--trainer", f"127.0.0.1:{port}"],
+                capture_output=True,
+                text=True,
+            )
         server.stop(None)
     return [line for line in done.stdout.splitlines() if line[:1].strip()], done.returncode
 

@@ -1,6 +1,6 @@
 """Pull: train on Lockstep's batches with DLC on. Needs `lockstep serve` with prompts of its own, torch and transformers.
 
-    python examples/pull.py HOST:PORT MODEL_DIRECTORY WEIGHTS_DIRECTORY
+python examples/pull.py HOST:PORT MODEL_DIRECTORY WEIGHTS_DIRECTORY
 """
 
 import sys
@@ -26,7 +26,9 @@ def train(address, model, weights, *, steps=None, rollouts=8, learning_rate=1e-5
             optimizer.zero_grad()
             advantages, at, outputs = batch.advantages(), 0, []
             for part in batch.split(rollouts):
-                output = lt.batch_loss(model, part, store=store, advantages=advantages[at : at + len(part.tokens)], totals=batch.totals)
+                output = lt.batch_loss(
+                    model, part, store=store, advantages=advantages[at : at + len(part.tokens)], totals=batch.totals
+                )
                 output.loss.backward()
                 outputs.append(output)
                 at += len(part.tokens)
@@ -34,7 +36,14 @@ def train(address, model, weights, *, steps=None, rollouts=8, learning_rate=1e-5
             before, version = version, WeightVersion(version.epoch, version.step + 1)
             optimizer.step()
             metrics = lt.combined(outputs)
-            decision = client.report_step(before, version, metrics, lt.ess_by_version(batch, outputs), gradient_norm=norm, tokens=len(batch.tokens))
+            decision = client.report_step(
+                before,
+                version,
+                metrics,
+                lt.ess_by_version(batch, outputs),
+                gradient_norm=norm,
+                tokens=len(batch.tokens),
+            )
             done.append((metrics, decision))
             if decision.resynchronise:
                 store.keep(version)

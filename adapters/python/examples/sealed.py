@@ -16,7 +16,14 @@ def sealed_plan(vocabulary=32, lengths=(4, 6, 5, 3), seed=0):
     stamp = Stamp(WeightVersion(1, 3), "label:v3")
     params = SamplingParams(1.0, 0, 0.9, 0.0, 1, 8)
     return Batch(
-        plan=7, ids=tuple(RolloutId(7, i) for i in range(len(lengths))), groups=np.array([0, 0, 1, 1]), prompts=tuple(np.array([1, 2, 3]) for _ in lengths), params=(params,) * len(lengths),
-        starts=starts, behavior=Behavior.of_rows(tokens, rows, 1.0), segments=tuple(Segment(i, int(starts[i]), int(starts[i + 1]), stamp, "fresh", 0) for i in range(len(lengths))),
-        stops=(None,) * len(lengths), rewards=np.array([1.0, 0.0, 0.5, 0.0]),
+        plan=7,
+        ids=tuple(RolloutId(7, i) for i in range(len(lengths))),
+        groups=np.array([0, 0, 1, 1]),
+        prompts=tuple(np.array([1, 2, 3]) for _ in lengths),
+        params=(params,) * len(lengths),
+        starts=starts,
+        behavior=Behavior.of_rows(tokens, rows, 1.0),
+        segments=tuple(Segment(i, int(starts[i]), int(starts[i + 1]), stamp, "fresh", 0) for i in range(len(lengths))),
+        stops=(None,) * len(lengths),
+        rewards=np.array([1.0, 0.0, 0.5, 0.0]),
     )

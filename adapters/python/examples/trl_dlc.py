@@ -34,32 +34,72 @@ def tokenizer():
     vocabulary = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{f"w{i}": i for i in range(3, WORDS)}}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", padding_side="left"
+    )
 
 
 def model(seed=0):
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=WORDS, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.05, bos_token_id=None, eos_token_id=1, pad_token_id=0,
-    ))
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=WORDS,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            initializer_range=0.05,
+            bos_token_id=None,
+            eos_token_id=1,
+            pad_token_id=0,
+        )
+    )
 
 
 def even(completions, **_):
     words = [text.split() for text in completions]
-    return [sum(int(word[1:]) % 2 == 0 for word in answer if word[1:].isdigit()) / max(len(answer), 1) for answer in words]
+    return [
+        sum(int(word[1:]) % 2 == 0 for word in answer if word[1:].isdigit()) / max(len(answer), 1) for answer in words
+    ]
 
 
 def prompts(count=256, seed=0):
     draw = torch.Generator().manual_seed(seed)
-    return Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in torch.randint(3, WORDS, (4,), generator=draw).tolist())} for _ in range(count)])
+    return Dataset.from_list(
+        [
+            {"prompt": " ".join(f"w{i}" for i in torch.randint(3, WORDS, (4,), generator=draw).tolist())}
+            for _ in range(count)
+        ]
+    )
 
 
 def config(out, steps, **more):
     return GRPOConfig(
-        output_dir=out, max_steps=steps, per_device_train_batch_size=32, num_generations=8, max_completion_length=LENGTH, temperature=TEMPERATURE, top_p=TOP_P,
-        top_k=0, learning_rate=2e-3, lr_scheduler_type="constant", logging_steps=1, save_strategy="no", report_to=[], beta=0.0, seed=1, use_cpu=True, bf16=False,
-        disable_tqdm=True, loss_type="dapo", max_grad_norm=1.0, **more,
+        output_dir=out,
+        max_steps=steps,
+        per_device_train_batch_size=32,
+        num_generations=8,
+        max_completion_length=LENGTH,
+        temperature=TEMPERATURE,
+        top_p=TOP_P,
+        top_k=0,
+        learning_rate=2e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        beta=0.0,
+        seed=1,
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        loss_type="dapo",
+        max_grad_norm=1.0,
+        **more,
     )
 
 
@@ -92,7 +132,15 @@ def with_lockstep(steps, rule=None, engine=None):
     set_seed(1)
     policy = model()
     with tempfile.TemporaryDirectory() as out, sampler_of(policy, engine) as sampler:
-        trainer = DlcGRPOTrainer(policy, reward_funcs=even, args=config(out, steps), train_dataset=prompts(), processing_class=tokenizer(), sampler=sampler, rule=rule)
+        trainer = DlcGRPOTrainer(
+            policy,
+            reward_funcs=even,
+            args=config(out, steps),
+            train_dataset=prompts(),
+            processing_class=tokenizer(),
+            sampler=sampler,
+            rule=rule,
+        )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return trainer, [row for row in trainer.state.log_history if "reward" in row]
@@ -102,7 +150,9 @@ def plain(steps):
     """TRL alone, with its own generation."""
     set_seed(1)
     with tempfile.TemporaryDirectory() as out:
-        trainer = GRPOTrainer(model(), reward_funcs=even, args=config(out, steps), train_dataset=prompts(), processing_class=tokenizer())
+        trainer = GRPOTrainer(
+            model(), reward_funcs=even, args=config(out, steps), train_dataset=prompts(), processing_class=tokenizer()
+        )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return trainer, [row for row in trainer.state.log_history if "reward" in row]
@@ -120,13 +170,19 @@ def main():
     for step, row in enumerate(log, 1):
         mark = "  re-synchronised" if step in trainer.resynchronised else ""
         ratio = [row[f"sampling/importance_sampling_ratio/{name}"] for name in ("min", "max")]
-        print(f"{step:4d}  {row['reward']:.3f}   {row['lockstep/lag/max_abs']:.4f}    {row['lockstep/numeric/max_abs']:.2e}      {row['lockstep/ess/horizon']:.3f}         {ratio[0]:.6f}..{ratio[1]:.6f}{mark}")
+        print(
+            f"{step:4d}  {row['reward']:.3f}   {row['lockstep/lag/max_abs']:.4f}    {row['lockstep/numeric/max_abs']:.2e}      {row['lockstep/ess/horizon']:.3f}         {ratio[0]:.6f}..{ratio[1]:.6f}{mark}"
+        )
     first, last = (sum(row["reward"] for row in part) / len(part) for part in (log[:5], log[-5:]))
-    print(f"with lockstep: reward {first:.3f} -> {last:.3f} (means of 5 steps), {len(trainer.resynchronised)} re-synchronisations in {args.steps} steps, "
-          f"{len(trainer.sampler.trained_on)} answers consumed of {32 * args.steps} sampled")
+    print(
+        f"with lockstep: reward {first:.3f} -> {last:.3f} (means of 5 steps), {len(trainer.resynchronised)} re-synchronisations in {args.steps} steps, "
+        f"{len(trainer.sampler.trained_on)} answers consumed of {32 * args.steps} sampled"
+    )
     _, log = plain(args.steps)
     first, last = (sum(row["reward"] for row in part) / len(part) for part in (log[:5], log[-5:]))
-    print(f"plain TRL, new weights every step, same seeds: reward {first:.3f} -> {last:.3f}; it knows no q under top-p: see tests/with_trl for its ratio")
+    print(
+        f"plain TRL, new weights every step, same seeds: reward {first:.3f} -> {last:.3f}; it knows no q under top-p: see tests/with_trl for its ratio"
+    )
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import numpy as np
 import pytest
+from fake import Fake, chunks, pieces, serve
 
 import lockstep
-from fake import Fake, chunks, pieces, serve
 from lockstep import Consumed, RolloutId, WeightVersion, aio, errors
 from lockstep.batch import BatchReader
 from lockstep.rules import EssReport
@@ -91,12 +91,18 @@ def test_driven_mode(fake, client):
     mask[:3] = False
     client.report_consumed(plan, batch.consumed(mask))
     sent = fake.named("ReportConsumed")[0].rollouts
-    assert [row.masked_in for row in sent] == [7, 11, 12, 10, 11, 12] and [row.tokens for row in sent] == batch.lengths.tolist()
+    assert [row.masked_in for row in sent] == [7, 11, 12, 10, 11, 12] and [
+        row.tokens for row in sent
+    ] == batch.lengths.tolist()
     with pytest.raises(errors.PlanMismatch, match="plan 1 has 6 rollouts, 5 were consumed"):
         client.report_consumed(plan, batch.consumed()[1:])
 
 
-METRICS = {"loss": 0.1, "support_size": 3.0, **{f"{term}/{name}": 0.5 for term in ("lag", "numeric") for name in ("mean", "k3", "max_abs", "kl")}}
+METRICS = {
+    "loss": 0.1,
+    "support_size": 3.0,
+    **{f"{term}/{name}": 0.5 for term in ("lag", "numeric") for name in ("mean", "k3", "max_abs", "kl")},
+}
 
 
 def test_a_report_says_whether_to_synchronise(fake, client):
@@ -178,7 +184,9 @@ def test_asyncio_does_the_same(fake):
             sealed = await client.seal(plan)
             await client.report_consumed(plan, sealed.consumed())
             ess = {WeightVersion(1, 4): EssReport(1.0, 0.4, 0.4, 24, 8, 64)}
-            decision = await client.report_step(WeightVersion(1, 4), WeightVersion(1, 5), METRICS, ess, gradient_norm=1.0, tokens=64)
+            decision = await client.report_step(
+                WeightVersion(1, 4), WeightVersion(1, 5), METRICS, ess, gradient_norm=1.0, tokens=64
+            )
             stamp = await client.synchronise(WeightVersion(1, 5), "/weights/5")
             with pytest.raises(errors.PlanMismatch):
                 await client.report_consumed(plan, [Consumed(plan.rollouts[0], 1, 1)])
@@ -205,12 +213,20 @@ def short(sent):
 WRONG = {
     "no header": (errors.WireError, "does not begin with its header", lambda sent: sent.pop(0)),
     "two headers": (errors.WireError, "two headers", lambda sent: sent.insert(1, sent[0])),
-    "rollouts": (errors.WireError, "a batch of 5 rollouts came with 2", lambda sent: setattr(sent[0].header, "rollouts", 5)),
+    "rollouts": (
+        errors.WireError,
+        "a batch of 5 rollouts came with 2",
+        lambda sent: setattr(sent[0].header, "rollouts", 5),
+    ),
     "gap": (errors.WireError, "rollout 3/0: a delta starts at 5, not at 0", lambda sent: sent.pop(2)),
     "unfinished": (errors.WireError, "rollout 3/0 has 5 tokens and no finish", lambda sent: sent.pop(3)),
     "ragged": (errors.WireError, "column tokens has 21 bytes, not a multiple of 4", ragged),
     "short": (errors.LengthMismatch, "column log_q has", short),
-    "profile": (errors.WireError, "profile 4 of a delta is not among the 1 sent before", lambda sent: setattr(sent[2].delta, "profile", 4)),
+    "profile": (
+        errors.WireError,
+        "profile 4 of a delta is not among the 1 sent before",
+        lambda sent: setattr(sent[2].delta, "profile", 4),
+    ),
     "reward": (errors.LengthMismatch, "rewards has 1 values, not 2", lambda sent: sent.pop(4)),
     "kv": (errors.WireError, "kv history is 0", lambda sent: setattr(sent[2].delta, "kv", 0)),
 }

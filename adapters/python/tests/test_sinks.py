@@ -29,7 +29,11 @@ def test_raw_values_apart_with_the_names_of_verl_and_trl():
     assert sinks.forward([RECORD], [kept]) == 1
     step, metrics = kept.steps[0]
     assert step == 3 and metrics["lockstep/lag/max_abs"] == 1.5 and metrics["lockstep/numeric/mean"] == 0.125
-    assert metrics["rollout_corr/kl"] == -0.125 and metrics["rollout_corr/k3_kl"] == 0.01 and metrics["actor/ppo_kl"] == 0.25
+    assert (
+        metrics["rollout_corr/kl"] == -0.125
+        and metrics["rollout_corr/k3_kl"] == 0.01
+        and metrics["actor/ppo_kl"] == 0.25
+    )
     assert metrics["reward"] == metrics["critic/rewards/mean"] == 0.75
     assert metrics["sampling/sampling_logp_difference/max"] == 0.5
     assert "lockstep/version" not in metrics and "lockstep/step" not in metrics
@@ -42,17 +46,30 @@ def test_nothing_that_is_not_finite_is_forwarded():
 
 def test_wandb_and_mlflow_get_one_call_a_step(monkeypatch, tmp_path):
     calls = []
-    run = types.SimpleNamespace(log=lambda metrics, step: calls.append(("wandb", step, metrics)), finish=lambda: calls.append(("finish",)))
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda project: calls.append(("init", project)) or run))
+    run = types.SimpleNamespace(
+        log=lambda metrics, step: calls.append(("wandb", step, metrics)), finish=lambda: calls.append(("finish",))
+    )
+    monkeypatch.setitem(
+        sys.modules, "wandb", types.SimpleNamespace(init=lambda project: calls.append(("init", project)) or run)
+    )
     mlflow = types.SimpleNamespace(
-        set_experiment=lambda name: calls.append(("experiment", name)), start_run=lambda: None, end_run=lambda: calls.append(("end",)),
+        set_experiment=lambda name: calls.append(("experiment", name)),
+        start_run=lambda: None,
+        end_run=lambda: calls.append(("end",)),
         log_metrics=lambda metrics, step: calls.append(("mlflow", step, metrics)),
     )
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(RECORD) + "\n")
     sinks.main([str(path), "--wandb", "p", "--mlflow", "e"])
-    assert [call[:2] for call in calls] == [("init", "p"), ("experiment", "e"), ("wandb", 3), ("mlflow", 3), ("finish",), ("end",)]
+    assert [call[:2] for call in calls] == [
+        ("init", "p"),
+        ("experiment", "e"),
+        ("wandb", 3),
+        ("mlflow", 3),
+        ("finish",),
+        ("end",),
+    ]
     assert calls[2][2] == calls[3][2]
 
 

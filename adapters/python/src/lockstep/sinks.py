@@ -123,12 +123,19 @@ class Mlflow:
         self._mlflow.end_run()
 
 
-def forward(records: Iterable[Mapping[str, Any]], sinks: Sequence[Sink], *, step: Callable[[Mapping[str, Any]], int] = lambda record: int(record["step"])) -> int:
+def forward(
+    records: Iterable[Mapping[str, Any]],
+    sinks: Sequence[Sink],
+    *,
+    step: Callable[[Mapping[str, Any]], int] = lambda record: int(record["step"]),
+) -> int:
     """Sends each record to each sink; returns how many."""
     count = 0
     for record in records:
         # The server keeps both terms under one key of its records.
-        metrics = with_aliases({name.removeprefix("terms/"): value for name, value in flat(record).items() if name != "step"})
+        metrics = with_aliases(
+            {name.removeprefix("terms/"): value for name, value in flat(record).items() if name != "step"}
+        )
         for sink in sinks:
             sink.log(step(record), metrics)
         count += 1
@@ -137,13 +144,19 @@ def forward(records: Iterable[Mapping[str, Any]], sinks: Sequence[Sink], *, step
 
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m lockstep.sinks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m lockstep.sinks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("jsonl", type=Path, help="metrics.jsonl of a run")
     parser.add_argument("--tensorboard", metavar="DIRECTORY")
     parser.add_argument("--wandb", metavar="PROJECT")
     parser.add_argument("--mlflow", metavar="EXPERIMENT")
     args = parser.parse_args(arguments)
-    made: list[tuple[str | None, Callable[[str], Sink]]] = [(args.tensorboard, TensorBoard), (args.wandb, Wandb), (args.mlflow, Mlflow)]
+    made: list[tuple[str | None, Callable[[str], Sink]]] = [
+        (args.tensorboard, TensorBoard),
+        (args.wandb, Wandb),
+        (args.mlflow, Mlflow),
+    ]
     sinks = [make(name) for name, make in made if name is not None]
     if not sinks:
         parser.error("nothing to forward to: give --tensorboard, --wandb or --mlflow")

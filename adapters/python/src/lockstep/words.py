@@ -136,7 +136,12 @@ class Description:
             raise WireError(f"stage is {message.stage}, not one of {sorted(_STAGE)}")
         stamp = Stamp.of(message.stamp) if message.HasField("stamp") else None
         return Description(
-            message.lockstep_version, _STAGE[message.stage], stamp, message.pull, message.lease_seconds, message.sampler.vocabulary
+            message.lockstep_version,
+            _STAGE[message.stage],
+            stamp,
+            message.pull,
+            message.lease_seconds,
+            message.sampler.vocabulary,
         )
 
 

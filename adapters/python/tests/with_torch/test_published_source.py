@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_frameworks import batch_of, tokens
 
 from lockstep.behavior import SupportLogProbs
 from lockstep.frameworks import areal, verl
-from test_frameworks import batch_of, tokens
 
 CACHE = Path(__file__).parents[4] / "target/python-published"
 VERSIONS = {"verl": "0.9.1", "areal": "1.0.4"}
@@ -27,7 +27,20 @@ def source(package, path):
     wheels = list(CACHE.glob(f"{package}-{VERSIONS[package]}-*.whl"))
     if not wheels:
         CACHE.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE), f"{package}=={VERSIONS[package]}"], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                str(CACHE),
+                f"{package}=={VERSIONS[package]}",
+            ],
+            check=True,
+        )
         wheels = list(CACHE.glob(f"{package}-{VERSIONS[package]}-*.whl"))
     with zipfile.ZipFile(wheels[0]) as wheel:
         return ast.parse(wheel.read(path).decode())
@@ -64,7 +77,16 @@ def strings(node):
     return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
-CORE, LOSSES, LOOP, HELPER, RAY = (f"verl/{p}.py" for p in ("trainer/ppo/core_algos", "workers/utils/losses", "experimental/agent_loop/agent_loop", "trainer/ppo/rollout_corr_helper", "trainer/ppo/ray_trainer"))
+CORE, LOSSES, LOOP, HELPER, RAY = (
+    f"verl/{p}.py"
+    for p in (
+        "trainer/ppo/core_algos",
+        "workers/utils/losses",
+        "experimental/agent_loop/agent_loop",
+        "trainer/ppo/rollout_corr_helper",
+        "trainer/ppo/ray_trainer",
+    )
+)
 
 
 def test_verl_calls_a_policy_loss_with_what_ours_takes():
@@ -77,7 +99,13 @@ def test_verl_calls_a_policy_loss_with_what_ours_takes():
 
 def test_a_verl_loss_plug_in_still_sees_no_logits():
     """What makes the adapter refuse to centre: the fields that reach a loss."""
-    assert strings(function(source("verl", LOSSES), "ppo_loss")) >= {"response_mask", "old_log_probs", "advantages", "rollout_is_weights", "ref_log_prob"}
+    assert strings(function(source("verl", LOSSES), "ppo_loss")) >= {
+        "response_mask",
+        "old_log_probs",
+        "advantages",
+        "rollout_is_weights",
+        "ref_log_prob",
+    }
     assert "rollout_log_probs" not in strings(function(source("verl", LOSSES), "ppo_loss"))
 
 
@@ -87,15 +115,24 @@ def test_verls_agent_loop_output_has_our_fields():
 
 
 def test_verls_weight_sync_is_the_one_that_is_held_back():
-    calls = [node for node in ast.walk(source("verl", RAY)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.checkpoint_manager.update_weights"]
+    calls = [
+        node
+        for node in ast.walk(source("verl", RAY))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.checkpoint_manager.update_weights"
+    ]
     assert len(calls) >= 2
-    assert parameters(function(source("verl", HELPER), "compute_rollout_correction_and_add_to_batch")) == ["batch", "rollout_corr_config"]
+    assert parameters(function(source("verl", HELPER), "compute_rollout_correction_and_add_to_batch")) == [
+        "batch",
+        "rollout_corr_config",
+    ]
 
 
 def test_a_loss_through_verls_own_reduction(monkeypatch):
     utilities = source("verl", "verl/utils/torch_functional.py")
     masked_sum = run(utilities, "masked_sum", torch=torch)
-    agg_loss = run(source("verl", CORE), "agg_loss", torch=torch, verl_F=SimpleNamespace(masked_sum=masked_sum), Optional=None)
+    agg_loss = run(
+        source("verl", CORE), "agg_loss", torch=torch, verl_F=SimpleNamespace(masked_sum=masked_sum), Optional=None
+    )
     monkeypatch.setitem(sys.modules, "verl.trainer.ppo.core_algos", SimpleNamespace(agg_loss=agg_loss))
     log_theta, log_s, _, advantages, mask = (x.reshape(2, 3) for x in tokens())
     for mode, want in [("token-mean", 1 / 5), ("seq-mean-token-sum", 1 / 2)]:
@@ -110,7 +147,13 @@ def test_areal_binds_a_loss_with_what_ours_takes():
     actor = source("areal", "areal/trainer/ppo/actor.py")
     assert parameters(function(actor, "grpo_loss_fn"))[:3] == ["logprobs", "entropy", "input_data"]
     assert {"logprobs", "advantages", "loss_mask", "prox_logp"} <= strings(function(actor, "grpo_loss_fn"))
-    partial = next(node for node in ast.walk(actor) if isinstance(node, ast.Call) and ast.unparse(node.func) == "functools.partial" and ast.unparse(node.args[0]) == "grpo_loss_fn")
+    partial = next(
+        node
+        for node in ast.walk(actor)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "functools.partial"
+        and ast.unparse(node.args[0]) == "grpo_loss_fn"
+    )
     log_theta, log_s, log_q, advantages, mask = tokens()
     data = {"logprobs": log_q, "prox_logp": log_s, "advantages": advantages, "loss_mask": mask}
     loss = areal.grpo_loss_fn(log_theta, torch.zeros(6), data, **{keyword.arg: None for keyword in partial.keywords})
@@ -129,15 +172,31 @@ def test_areal_trajectories_have_the_keys_of_its_own_workflow():
 def test_areal_writes_over_p_s_where_the_adapter_says_so():
     """The two places that make `check_config` ask for a decoupled loss and a method that skips the forward."""
     trainer, actor = source("areal", "areal/trainer/rl_trainer.py"), source("areal", "areal/trainer/ppo/actor.py")
-    written = [ast.unparse(node) for tree in (trainer, actor) for node in ast.walk(tree) if isinstance(node, ast.Assign) and "prox_logp" in ast.unparse(node.targets[0])]
+    written = [
+        ast.unparse(node)
+        for tree in (trainer, actor)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and "prox_logp" in ast.unparse(node.targets[0])
+    ]
     assert "traj['prox_logp'] = logp" in written and "data['prox_logp'] = old_logp" in written
     decides = ast.unparse(function(source("areal", "areal/api/cli_args.py"), "should_compute_prox_logp"))
     assert "self.use_decoupled_loss and (not method.skips_forward_pass())" in decides
 
 
 def test_areals_switches_still_have_their_names():
-    text = strings(source("areal", "areal/api/cli_args.py")) | {node.target.id for node in ast.walk(source("areal", "areal/api/cli_args.py")) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
-    assert {"dynamic_bs", "rejection_sampling", "m2_threshold", "overlong_reward_penalty", "prox_logp_method", "max_head_offpolicyness"} <= text
+    text = strings(source("areal", "areal/api/cli_args.py")) | {
+        node.target.id
+        for node in ast.walk(source("areal", "areal/api/cli_args.py"))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert {
+        "dynamic_bs",
+        "rejection_sampling",
+        "m2_threshold",
+        "overlong_reward_penalty",
+        "prox_logp_method",
+        "max_head_offpolicyness",
+    } <= text
     assert "AREAL_LLM_SERVER_ADDRS" in strings(source("areal", "areal/infra/remote_inf_engine.py"))
 
 

@@ -4,11 +4,11 @@ import sys
 import types
 from pathlib import Path
 
+import models
 import numpy as np
 import torch
-
-import models
 from fake import Fake, serve
+
 from lockstep import WeightVersion
 
 
@@ -30,4 +30,6 @@ def test_the_readmes_loop_trains_reports_and_synchronises(monkeypatch, tmp_path)
     assert [(r.before.step, r.after.step) for r in reports] == [(4, 5), (5, 6)] and reports[0].tokens == 43
     assert reports[0].lag.max_abs == 0.0 and reports[1].lag.max_abs > 1e-4 and np.isfinite(reports[1].loss)
     assert reports[1].ess[0].drawn_at == WeightVersion(1, 4).message() and reports[1].ess[0].sequences == 4
-    assert [m.version.step for m in fake.named("Synchronise")] == [5, 6] and fake.named("Synchronise")[0].path.endswith("/1.5")
+    assert [m.version.step for m in fake.named("Synchronise")] == [5, 6] and fake.named("Synchronise")[0].path.endswith(
+        "/1.5"
+    )

@@ -1,12 +1,12 @@
 """Snapshots by version, and the probe over the wire."""
 
 import grpc
+import models
 import numpy as np
 import pytest
 import torch
-
-import models
 from fake import chunks, pieces
+
 from lockstep import WeightVersion, errors, probe
 from lockstep import torch as lt
 from lockstep.batch import BatchReader
@@ -59,7 +59,12 @@ def test_lag_is_exactly_zero_at_equal_versions():
     with pytest.raises(errors.LengthMismatch, match="take advantages from the whole batch"):
         batch.split(3)[0].advantages()
     small = [part for part in batch.split(store.rollouts)]
-    lag = torch.cat([lt.batch_loss(model, part, store=store, advantages=np.ones(len(part.tokens))).rows.log_ratio("lag") for part in small])
+    lag = torch.cat(
+        [
+            lt.batch_loss(model, part, store=store, advantages=np.ones(len(part.tokens))).rows.log_ratio("lag")
+            for part in small
+        ]
+    )
     assert torch.equal(lag, torch.zeros_like(lag)) and abs(float(out.rows.log_ratio("lag").abs().max())) < 1e-6
 
 
@@ -106,7 +111,10 @@ def test_micro_batches_add_up_to_the_batch():
     model, store = kept()
     batch = batch_of()
     whole = lt.batch_loss(model, batch, store=store)
-    parts = [lt.batch_loss(model, part, store=store, totals=batch.totals, advantages=advantages) for part, advantages in zip(batch.split(3), np.split(batch.advantages(), [int(batch.starts[3])]))]
+    parts = [
+        lt.batch_loss(model, part, store=store, totals=batch.totals, advantages=advantages)
+        for part, advantages in zip(batch.split(3), np.split(batch.advantages(), [int(batch.starts[3])]))
+    ]
     assert abs(whole.loss.item() - sum(part.loss.item() for part in parts)) < 1e-6
 
 
@@ -151,7 +159,9 @@ def with_scores(out, index, scores):
 
 def test_scores_over_the_wire_are_those_of_the_store(served):
     one, stub = served
-    assert stub.Describe(pb.Empty()) == pb.TrainerDescription(version=one.version.message(), live=[one.version.message()], snapshots=True)
+    assert stub.Describe(pb.Empty()) == pb.TrainerDescription(
+        version=one.version.message(), live=[one.version.message()], snapshots=True
+    )
     scores = [s for chunk in stub.Score(sent(one.version)) for s in chunk.scores]
     assert [(s.rollout, s.segment) for s in scores] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     want = one.store.score(batch_of(steps=(0,)), one.version)
@@ -165,7 +175,14 @@ def test_scores_over_the_wire_are_those_of_the_store(served):
 def test_gradients_over_the_wire_follow_the_formula(served):
     one, stub = served
     tokens, support, w, c, t = [5, 6, 7, 8], [8, 1, 2], 1.3, [0.4, 0.3, 0.1], 0.7
-    asked = pb.ProbeLoss(tokens=np.array(tokens, "<u4").tobytes(), position=3, support=np.array(support, "<u4").tobytes(), w=w, c=c, temperature=t)
+    asked = pb.ProbeLoss(
+        tokens=np.array(tokens, "<u4").tobytes(),
+        position=3,
+        support=np.array(support, "<u4").tobytes(),
+        w=w,
+        c=c,
+        temperature=t,
+    )
     found = np.array(stub.Gradient(asked).gradient)
     ids = torch.tensor([tokens[:3]])
     hidden, weight, _ = lt.projected(one.model, ids, torch.ones_like(ids))
@@ -173,7 +190,11 @@ def test_gradients_over_the_wire_follow_the_formula(served):
     want = -(w * np.array([1, 0, 0]) - np.array(c) - (w - sum(c)) * p) / t
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
     with pytest.raises(grpc.RpcError) as raised:
-        stub.Gradient(pb.ProbeLoss(tokens=asked.tokens, position=3, support=np.array([1, 2], "<u4").tobytes(), w=1, c=[0, 0], temperature=1))
+        stub.Gradient(
+            pb.ProbeLoss(
+                tokens=asked.tokens, position=3, support=np.array([1, 2], "<u4").tobytes(), w=1, c=[0, 0], temperature=1
+            )
+        )
     assert "token 8 is outside its support (2 ids)" in raised.value.details()
 
 
@@ -185,7 +206,9 @@ def test_a_step_over_the_wire_moves_the_weights_and_reports(served):
     assert (report.before, report.after) == (WeightVersion(1, 0).message(), WeightVersion(1, 1).message())
     assert report.gradient_norm > 0 and report.lag.max_abs < 1e-6 and report.ess[0].token == pytest.approx(1.0)
     again = stub.Step(sent(options=pb.StepOptions(rule=rule, horizon=24), log_s=scores))
-    assert again.lag.max_abs > 1e-3 and again.ess[0].drawn_at == WeightVersion(1, 0).message() and again.ess[0].horizon < 1
+    assert (
+        again.lag.max_abs > 1e-3 and again.ess[0].drawn_at == WeightVersion(1, 0).message() and again.ess[0].horizon < 1
+    )
     stub.Retain(pb.WeightVersions())
     assert one.store.live == (WeightVersion(1, 2),)
     from safetensors.torch import load_file
@@ -193,4 +216,6 @@ def test_a_step_over_the_wire_moves_the_weights_and_reports(served):
     published = stub.Publish(one.version.message())
     held = load_file(published.path)
     assert published.path.endswith("1.2.safetensors") and torch.equal(held["lm_head.weight"], one.model.lm_head.weight)
-    assert published.digest == probe.digest(held) != probe.digest({**held, "lm_head.weight": held["lm_head.weight"] + 1})
+    assert (
+        published.digest == probe.digest(held) != probe.digest({**held, "lm_head.weight": held["lm_head.weight"] + 1})
+    )

@@ -25,14 +25,27 @@ def check_config(config: Any) -> None:
     Raises:
         NotSupported
     """
-    refuse("areal", {
-        "dynamic_bs: it takes what is there when enough is": bool(lookup(config, "dynamic_bs", False)),
-        "actor.rejection_sampling: it drops tokens or answers by their ratio": lookup(config, "actor.rejection_sampling") is not None,
-        "actor.m2_threshold: it drops tokens by their ratio": lookup(config, "actor.m2_threshold") is not None,
-        "actor.overlong_reward_penalty: rewards look at length": bool(lookup(config, "actor.overlong_reward_penalty", False)),
-        "actor.use_decoupled_loss is off: it writes q over prox_logp": not lookup(config, "actor.use_decoupled_loss", False),
-        "actor.prox_logp_method is 'recompute': it writes log p at the present weights over prox_logp; set 'loglinear', which skips that forward": lookup(config, "actor.prox_logp_method", "recompute") == "recompute",
-    })
+    refuse(
+        "areal",
+        {
+            "dynamic_bs: it takes what is there when enough is": bool(lookup(config, "dynamic_bs", False)),
+            "actor.rejection_sampling: it drops tokens or answers by their ratio": lookup(
+                config, "actor.rejection_sampling"
+            )
+            is not None,
+            "actor.m2_threshold: it drops tokens by their ratio": lookup(config, "actor.m2_threshold") is not None,
+            "actor.overlong_reward_penalty: rewards look at length": bool(
+                lookup(config, "actor.overlong_reward_penalty", False)
+            ),
+            "actor.use_decoupled_loss is off: it writes q over prox_logp": not lookup(
+                config, "actor.use_decoupled_loss", False
+            ),
+            "actor.prox_logp_method is 'recompute': it writes log p at the present weights over prox_logp; set 'loglinear', which skips that forward": lookup(
+                config, "actor.prox_logp_method", "recompute"
+            )
+            == "recompute",
+        },
+    )
 
 
 def trajectory(batch: Batch, index: int, log_s: SupportLogProbs) -> dict[str, Any]:
@@ -56,7 +69,15 @@ def trajectory(batch: Batch, index: int, log_s: SupportLogProbs) -> dict[str, An
     }
 
 
-def grpo_loss_fn(logprobs: Any, entropy: Any, input_data: dict[str, Any], *_: Any, lag_clip_low: float = 0.0, lag_clip_high: float = 2.0, **__: Any) -> Any:
+def grpo_loss_fn(
+    logprobs: Any,
+    entropy: Any,
+    input_data: dict[str, Any],
+    *_: Any,
+    lag_clip_low: float = 0.0,
+    lag_clip_high: float = 2.0,
+    **__: Any,
+) -> Any:
     """In the place of AReaL's function of this name (`PPOActor` binds it): packed tokens, ``prox_logp`` holds log p_s.
 
     The mean over the tokens of the mask, counted before anything else.
@@ -68,5 +89,7 @@ def grpo_loss_fn(logprobs: Any, entropy: Any, input_data: dict[str, Any], *_: An
     if log_s is None:
         raise MissingScores(f"areal: prox_logp of {len(logprobs)} tokens is missing; log p_s travels there")
     mask = input_data["loss_mask"].bool()
-    per_token, _metrics = lag_clipped(logprobs, log_s, input_data["logprobs"], input_data["advantages"], mask, rule_of(lag_clip_low, lag_clip_high))
+    per_token, _metrics = lag_clipped(
+        logprobs, log_s, input_data["logprobs"], input_data["advantages"], mask, rule_of(lag_clip_low, lag_clip_high)
+    )
     return per_token.sum() / mask.sum()

@@ -22,11 +22,19 @@ def check_config(config: Any) -> None:
     Raises:
         NotSupported
     """
-    refuse("prime-rl", {
-        "orchestrator filter_zero_advantages: it drops groups by their rewards": bool(lookup(config, "orchestrator.filter_zero_advantages", True)),
-        "orchestrator max_off_policy_steps: it drops groups by age": lookup(config, "orchestrator.max_off_policy_steps") is not None,
-        "trainer.loss.type is not 'custom'": lookup(config, "trainer.loss.type") != "custom",
-    })
+    refuse(
+        "prime-rl",
+        {
+            "orchestrator filter_zero_advantages: it drops groups by their rewards": bool(
+                lookup(config, "orchestrator.filter_zero_advantages", True)
+            ),
+            "orchestrator max_off_policy_steps: it drops groups by age": lookup(
+                config, "orchestrator.max_off_policy_steps"
+            )
+            is not None,
+            "trainer.loss.type is not 'custom'": lookup(config, "trainer.loss.type") != "custom",
+        },
+    )
 
 
 def client_section(address: str, *, admin: str) -> str:
@@ -34,16 +42,27 @@ def client_section(address: str, *, admin: str) -> str:
     return f'[orchestrator.model.client]\nbase_url = "http://{address}/v1"\nadmin_base_url = ["http://{admin}"]\n'
 
 
-def loss(inputs: Any, *, lag_clip_low: float = 0.0, lag_clip_high: float = 2.0, numeric_cap: float | None = None) -> Any:
+def loss(
+    inputs: Any, *, lag_clip_low: float = 0.0, lag_clip_high: float = 2.0, numeric_cap: float | None = None
+) -> Any:
     """One sequence; the sum over its tokens, as prime-rl expects.
 
     Raises:
         MissingScores: ``ref_logprobs`` does not hold log p_s.
     """
     if inputs.ref_logprobs is None:
-        raise MissingScores(f"prime-rl: ref_logprobs of {len(inputs.trainer_logprobs)} tokens is None; log p_s travels there")
+        raise MissingScores(
+            f"prime-rl: ref_logprobs of {len(inputs.trainer_logprobs)} tokens is None; log p_s travels there"
+        )
     rule = rule_of(lag_clip_low, lag_clip_high, numeric_cap)
-    per_token, metrics = lag_clipped(inputs.trainer_logprobs, inputs.ref_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask, rule)
+    per_token, metrics = lag_clipped(
+        inputs.trainer_logprobs,
+        inputs.ref_logprobs,
+        inputs.inference_logprobs,
+        inputs.advantages,
+        inputs.loss_mask,
+        rule,
+    )
     if getattr(inputs, "loss_weights", None) is not None:
         per_token = per_token * inputs.loss_weights
     return outputs(per_token.sum(), {name: per_token.new_tensor(value) for name, value in metrics.items()})

@@ -31,7 +31,9 @@ def lag_clipped(
     """
     rule = Dlc(centring="off", tail="collapsed") if rule is None else rule
     if rule.centring != "off":
-        raise NotSupported("centring needs the logits of every kept id, and this hook sees the log-prob of the drawn token alone: use Dlc(centring='off'), or replace the log-prob op by lockstep.torch.centred_logprobs")
+        raise NotSupported(
+            "centring needs the logits of every kept id, and this hook sees the log-prob of the drawn token alone: use Dlc(centring='off'), or replace the log-prob op by lockstep.torch.centred_logprobs"
+        )
     columns = {"log_s": log_s, "advantages": advantages, "mask": mask, **({} if log_q is None else {"log_q": log_q})}
     for name, column in columns.items():
         if column.shape != log_theta.shape:
@@ -45,7 +47,11 @@ def lag_clipped(
     q = s if log_q is None else log_q[at].detach().float()
     none = torch.zeros(0, dtype=theta.dtype, device=theta.device)
     rows = Rows(
-        torch.zeros(0, dtype=torch.long, device=theta.device), Terms(none, q), Terms(none, theta.detach()), Terms(none, s), finite(advantages[at].float(), "advantage"),
+        torch.zeros(0, dtype=torch.long, device=theta.device),
+        Terms(none, q),
+        Terms(none, theta.detach()),
+        Terms(none, s),
+        finite(advantages[at].float(), "advantage"),
         torch.zeros(len(theta), dtype=torch.long, device=theta.device),
     )
     correction = rule.weigh(rows)
@@ -53,12 +59,15 @@ def lag_clipped(
     out = torch.zeros_like(log_theta, dtype=torch.float32)
     out[at] = -rows.advantages * correction.w.detach() * theta
     metrics = {
-        "lockstep/lag/mean": float(lag.mean()), "lockstep/lag/max_abs": float(lag.abs().max()),
+        "lockstep/lag/mean": float(lag.mean()),
+        "lockstep/lag/max_abs": float(lag.abs().max()),
         "lockstep/clipped_share": float(correction.info["clipped"].float().mean()),
     }
     if log_q is not None:
         numeric = rows.log_ratio("numeric")
-        metrics.update({"lockstep/numeric/mean": float(numeric.mean()), "lockstep/numeric/max_abs": float(numeric.abs().max())})
+        metrics.update(
+            {"lockstep/numeric/mean": float(numeric.mean()), "lockstep/numeric/max_abs": float(numeric.abs().max())}
+        )
     return out, metrics
 
 
@@ -93,10 +102,10 @@ def lookup(config: Any, path: str, default: Any = None) -> Any:
 class HeldSync:
     """In the place of a trainer's own weight update: passes a call on only after Lockstep asked for it.
 
-        trainer.checkpoint_manager.update_weights = HeldSync(trainer.checkpoint_manager.update_weights)
-        ...
-        if client.report_step(..).resynchronise:
-            held.release()
+    trainer.checkpoint_manager.update_weights = HeldSync(trainer.checkpoint_manager.update_weights)
+    ...
+    if client.report_step(..).resynchronise:
+        held.release()
     """
 
     def __init__(self, update: Callable[..., Any], *, first: bool = True) -> None:
@@ -123,4 +132,9 @@ def columns_of(batch: Batch, index: int) -> dict[str, list[Any]]:
     log_q = part.behavior.log_q_drawn
     if not np.isfinite(log_q).all():
         raise NotANumber(f"rollout {batch.ids[index]} has a log q that is not finite")
-    return {"prompt_ids": prompt.tolist(), "response_ids": answer.tolist(), "log_q": log_q.tolist(), "versions": part.steps.tolist()}
+    return {
+        "prompt_ids": prompt.tolist(),
+        "response_ids": answer.tolist(),
+        "log_q": log_q.tolist(),
+        "versions": part.steps.tolist(),
+    }

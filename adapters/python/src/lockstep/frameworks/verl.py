@@ -21,7 +21,16 @@ from .tokens import HeldSync, columns_of, lag_clipped, lookup, refuse, rule_of
 LOSS_MODE = "lockstep_dlc"
 LOG_PROB_OP = "lockstep.torch.centred_logprobs"
 
-__all__ = ["LOSS_MODE", "HeldSync", "agent_loop_fields", "check_config", "consumed", "policy_loss", "register", "write_p_s"]
+__all__ = [
+    "LOSS_MODE",
+    "HeldSync",
+    "agent_loop_fields",
+    "check_config",
+    "consumed",
+    "policy_loss",
+    "register",
+    "write_p_s",
+]
 
 
 def check_config(config: Any, *, log_prob_op_replaced: bool = False) -> None:
@@ -32,15 +41,31 @@ def check_config(config: Any, *, log_prob_op_replaced: bool = False) -> None:
     """
     rollout = lambda name, default=None: lookup(config, f"actor_rollout_ref.rollout.{name}", default)  # noqa: E731
     truncated = (rollout("top_p", 1.0) or 1.0) < 1.0 or (rollout("top_k", -1) or -1) > 0
-    refuse("verl", {
-        "algorithm.filter_groups.enable: it drops groups by their rewards": bool(lookup(config, "algorithm.filter_groups.enable", False)),
-        "actor_rollout_ref.rollout.over_sample_rate > 0: it aborts the slowest answers": (rollout("over_sample_rate", 0) or 0) > 0,
-        "algorithm.rollout_correction.rollout_rs: it rejects by the ratio of whole sequences": bool(lookup(config, "algorithm.rollout_correction.rollout_rs")),
-        "algorithm.rollout_correction.bypass_mode: it puts q in the place of p_s": bool(lookup(config, "algorithm.rollout_correction.bypass_mode", False)),
-        f"top_p or top_k with verl's own log-prob op, which is over the whole vocabulary: replace it by {LOG_PROB_OP}": truncated and not log_prob_op_replaced,
-        f"actor_rollout_ref.actor.policy_loss.loss_mode is not {LOSS_MODE!r}": lookup(config, "actor_rollout_ref.actor.policy_loss.loss_mode") != LOSS_MODE,
-        "calculate_log_probs is off: q does not arrive": not rollout("calculate_log_probs", False),
-    })
+    refuse(
+        "verl",
+        {
+            "algorithm.filter_groups.enable: it drops groups by their rewards": bool(
+                lookup(config, "algorithm.filter_groups.enable", False)
+            ),
+            "actor_rollout_ref.rollout.over_sample_rate > 0: it aborts the slowest answers": (
+                rollout("over_sample_rate", 0) or 0
+            )
+            > 0,
+            "algorithm.rollout_correction.rollout_rs: it rejects by the ratio of whole sequences": bool(
+                lookup(config, "algorithm.rollout_correction.rollout_rs")
+            ),
+            "algorithm.rollout_correction.bypass_mode: it puts q in the place of p_s": bool(
+                lookup(config, "algorithm.rollout_correction.bypass_mode", False)
+            ),
+            f"top_p or top_k with verl's own log-prob op, which is over the whole vocabulary: replace it by {LOG_PROB_OP}": truncated
+            and not log_prob_op_replaced,
+            f"actor_rollout_ref.actor.policy_loss.loss_mode is not {LOSS_MODE!r}": lookup(
+                config, "actor_rollout_ref.actor.policy_loss.loss_mode"
+            )
+            != LOSS_MODE,
+            "calculate_log_probs is off: q does not arrive": not rollout("calculate_log_probs", False),
+        },
+    )
 
 
 def agent_loop_fields(batch: Batch, index: int) -> dict[str, Any]:
@@ -55,9 +80,13 @@ def agent_loop_fields(batch: Batch, index: int) -> dict[str, Any]:
         "num_turns": 2,
         "metrics": {},
         "extra_fields": {
-            "global_steps": max(columns["versions"]), "min_global_steps": min(columns["versions"]), "max_global_steps": max(columns["versions"]),
-            "lockstep_rollout": str(batch.ids[index]), "lockstep_support_ids": part.behavior.ids.tolist(),
-            "lockstep_support_offsets": part.behavior.offsets.tolist(), "lockstep_support_log_q": part.behavior.log_q.tolist(),
+            "global_steps": max(columns["versions"]),
+            "min_global_steps": min(columns["versions"]),
+            "max_global_steps": max(columns["versions"]),
+            "lockstep_rollout": str(batch.ids[index]),
+            "lockstep_support_ids": part.behavior.ids.tolist(),
+            "lockstep_support_offsets": part.behavior.offsets.tolist(),
+            "lockstep_support_log_q": part.behavior.log_q.tolist(),
         },
     }
 
@@ -80,8 +109,12 @@ def write_p_s(data: Any, batch: Batch, log_s: SupportLogProbs) -> Any:
     for row in range(len(batch)):
         begin, end = int(batch.starts[row]), int(batch.starts[row + 1])
         kept = int(mask[row].sum())
-        if kept != end - begin or not np.array_equal(responses[row][mask[row]].cpu().numpy(), batch.tokens[begin:end].astype(np.int64)):
-            raise LengthMismatch(f"the tokens of row {row}, which are those of rollout {batch.ids[row]},", kept, end - begin)
+        if kept != end - begin or not np.array_equal(
+            responses[row][mask[row]].cpu().numpy(), batch.tokens[begin:end].astype(np.int64)
+        ):
+            raise LengthMismatch(
+                f"the tokens of row {row}, which are those of rollout {batch.ids[row]},", kept, end - begin
+            )
         old[row][mask[row].cpu()], drawn[row][mask[row].cpu()] = log_p[begin:end], log_q[begin:end]
     data["old_log_probs"], data["rollout_log_probs"] = old.to(responses.device), drawn.to(responses.device)
     return data
@@ -94,10 +127,22 @@ def consumed(batch: Batch, response_mask: Any) -> list[Consumed]:
 
 
 def policy_loss(
-    old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, loss_agg_mode: str = "token-mean", config: Any = None, rollout_is_weights: Any = None
+    old_log_prob: Any,
+    log_prob: Any,
+    advantages: Any,
+    response_mask: Any,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
     """The token part of DLC as a verl policy loss: ``old_log_prob`` holds log p_s, ``rollout_is_weights`` are not wanted."""
-    refuse("verl", {"rollout_is_weights: the numeric term is centred, not weighed; unset algorithm.rollout_correction.rollout_is": rollout_is_weights is not None})
+    refuse(
+        "verl",
+        {
+            "rollout_is_weights: the numeric term is centred, not weighed; unset algorithm.rollout_correction.rollout_is": rollout_is_weights
+            is not None
+        },
+    )
     from verl.trainer.ppo.core_algos import agg_loss
 
     options = lookup(config, "policy_loss", {}) or {}

@@ -229,7 +229,9 @@ def harmful(rows: Rows, ratio: Ratio = "full") -> Any:
     return to_numpy(rows.advantages) * to_numpy(rows.log_ratio(ratio)) > 0
 
 
-def m2po_official(rows: Rows, ratio: Ratio = "full", threshold: float = 0.04, floor: tuple[float, float] = (0.3, 0.5)) -> PpoClip:
+def m2po_official(
+    rows: Rows, ratio: Ratio = "full", threshold: float = 0.04, floor: tuple[float, float] = (0.3, 0.5)
+) -> PpoClip:
     """The official code: PPO bounds from a water-filling threshold on the harmful tokens, floored."""
     _, squares = _squares(rows, ratio)
     d = np.sort(squares[harmful(rows, ratio)])
@@ -271,5 +273,3 @@ class Opsm:
         """1 where kept."""
         keep = self.keep(rows)[rows.sequence]
         return Correction(keep * (rows.advantages * 0 + 1), info={"keep": keep})
-
-

@@ -12,4 +12,22 @@ from .score import decompose, support_logprobs
 from .shards import Shard, process_shard
 from .source import Logits, Projection
 
-__all__ = [*_rules, "Logits", "LossOutput", "Projection", "Shard", "batch_loss", "centred_logprobs", "combined", "decompose", "dlc_loss", "ess_by_version", "loss", "process_shard", "project_causal", "projected", "source", "support_logprobs"]
+__all__ = [
+    *_rules,
+    "Logits",
+    "LossOutput",
+    "Projection",
+    "Shard",
+    "batch_loss",
+    "centred_logprobs",
+    "combined",
+    "decompose",
+    "dlc_loss",
+    "ess_by_version",
+    "loss",
+    "process_shard",
+    "project_causal",
+    "projected",
+    "source",
+    "support_logprobs",
+]

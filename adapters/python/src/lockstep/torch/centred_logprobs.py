@@ -38,8 +38,13 @@ class _LogProbs(torch.autograd.Function):
         """Each row's gradient of ``w log p_a - sum_v c_v log p_v``, times what comes from outside."""
         run: Run = ctx.run
         run.coefficients = outputs[0].to(run.dtype)
-        dtypes = [t.dtype if i == 0 or not isinstance(run.source, Projection) else run.dtype for i, t in enumerate(run.source.tensors)]
-        grads = [torch.zeros_like(t, dtype=d) if need else None for t, d, need in zip(run.source.tensors, dtypes, ctx.needs)]
+        dtypes = [
+            t.dtype if i == 0 or not isinstance(run.source, Projection) else run.dtype
+            for i, t in enumerate(run.source.tensors)
+        ]
+        grads = [
+            torch.zeros_like(t, dtype=d) if need else None for t, d, need in zip(run.source.tensors, dtypes, ctx.needs)
+        ]
         run.backward(grads)
         if isinstance(run.source, Projection) and grads[0] is not None:
             grads[0] = run.shard.all_sum(grads[0])
@@ -64,8 +69,14 @@ def centred_logprobs(
         MissingScores: a rule that needs p_s, without it.
     """
     rule = Dlc() if rule is None else rule
-    if not rule.local or not (isinstance(rule, Dlc) and not hasattr(rule.lag, "active")) and type(rule).__name__ != "ScoreCentring":
-        raise NotSupported(f"{type(rule).__name__}: its coefficients need the advantages, or the whole batch; a log-prob op knows neither")
+    if (
+        not rule.local
+        or not (isinstance(rule, Dlc) and not hasattr(rule.lag, "active"))
+        and type(rule).__name__ != "ScoreCentring"
+    ):
+        raise NotSupported(
+            f"{type(rule).__name__}: its coefficients need the advantages, or the whole batch; a log-prob op knows neither"
+        )
     check_temperature(behavior, temperature)
     source = source_of(source)
     sampler = None if sampler is None else source_of(sampler)
@@ -74,15 +85,28 @@ def centred_logprobs(
         if one is not None:
             check_source(one, behavior, shard)
     if rule.needs_scores and log_s is None and sampler is None:
-        raise MissingScores(f"{type(rule).__name__} needs log p_s of {len(behavior)} positions and was given none: give log_s or sampler")
+        raise MissingScores(
+            f"{type(rule).__name__} needs log p_s of {len(behavior)} positions and was given none: give log_s or sampler"
+        )
     if log_s is not None:
         log_s.check(behavior)
     device, dtype = source.tensors[0].device, compute_dtype(source.tensors[0])
     count = len(behavior)
     one = torch.ones(count, dtype=dtype, device=device)
     run = Run(
-        source, sampler, behavior, log_s, rule, -one, one, torch.zeros(count, dtype=torch.long, device=device), None, temperature, shard,
-        active_positions(behavior, None), max(1, chunk_bytes // (4 * shard.size)),
+        source,
+        sampler,
+        behavior,
+        log_s,
+        rule,
+        -one,
+        one,
+        torch.zeros(count, dtype=torch.long, device=device),
+        None,
+        temperature,
+        shard,
+        active_positions(behavior, None),
+        max(1, chunk_bytes // (4 * shard.size)),
     )
     out: Tensor = _LogProbs.apply(run, *source.tensors)
     return out

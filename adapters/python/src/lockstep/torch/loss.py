@@ -14,7 +14,8 @@ from ..batch import Batch
 from ..behavior import Behavior, SupportLogProbs
 from ..errors import InvalidRule, LengthMismatch, MissingScores, WrongDtype
 from ..reference.score import check_temperature
-from ..rules import Dlc, EssReport, coefficients as reduction_coefficients, term
+from ..rules import Dlc, EssReport, term
+from ..rules import coefficients as reduction_coefficients
 from ..rules.aggregate import Reduction
 from ..rules.ess import DEFAULT_HORIZON
 from ..rules.rows import Correction, Rows, Rule, finite
@@ -104,17 +105,25 @@ def loss(
         if one is not None:
             check_source(one, behavior, shard)
     if rule.needs_scores and log_s is None and sampler is None:
-        raise MissingScores(f"{type(rule).__name__} needs log p_s of {len(behavior)} positions and was given none: give log_s or sampler")
+        raise MissingScores(
+            f"{type(rule).__name__} needs log p_s of {len(behavior)} positions and was given none: give log_s or sampler"
+        )
     if log_s is not None:
         log_s.check(behavior)
     device, dtype = source.tensors[0].device, compute_dtype(source.tensors[0])
     count = len(behavior)
-    columns = _columns(count, device, advantages=advantages, sequence=sequence, versions=versions, mask=mask, coefficients=coefficients)
+    columns = _columns(
+        count, device, advantages=advantages, sequence=sequence, versions=versions, mask=mask, coefficients=coefficients
+    )
     a = columns["advantages"]
     if not a.is_floating_point():
         raise WrongDtype("advantages", a.dtype, "a floating type")
     active = None if columns["mask"] is None else columns["mask"].bool()
-    of = columns["sequence"].long() if columns["sequence"] is not None else torch.zeros(count, dtype=torch.long, device=device)
+    of = (
+        columns["sequence"].long()
+        if columns["sequence"] is not None
+        else torch.zeros(count, dtype=torch.long, device=device)
+    )
     k = columns["coefficients"]
     positions = active_positions(behavior, None if active is None else active.cpu().numpy())
     if len(positions) == 0:
@@ -125,8 +134,19 @@ def loss(
         k[at] = reduction_coefficients(reduction, of[at], length=length, totals=totals).to(dtype)
     finite(a if active is None else a[active], "advantage")
     run = Run(
-        source, sampler, behavior, log_s, rule, a.detach().to(dtype), k.detach().to(dtype), of, columns["versions"], temperature, shard,
-        positions, max(1, chunk_bytes // (4 * shard.size)),
+        source,
+        sampler,
+        behavior,
+        log_s,
+        rule,
+        a.detach().to(dtype),
+        k.detach().to(dtype),
+        of,
+        columns["versions"],
+        temperature,
+        shard,
+        positions,
+        max(1, chunk_bytes // (4 * shard.size)),
     )
     total = LossFunction.apply(run, *source.tensors)
     return _output(run, total)
@@ -173,7 +193,9 @@ def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> d
     return metrics
 
 
-def ess_by_version(batch: Batch, outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> dict[WeightVersion, EssReport]:
+def ess_by_version(
+    batch: Batch, outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON
+) -> dict[WeightVersion, EssReport]:
     """ESS of the raw lag by the version that drew the answers; answers of several versions are in none."""
     lags = torch.cat([output.rows.log_ratio("lag") for output in outputs]).double().cpu().numpy()
     if len(lags) != len(batch.tokens):
@@ -183,7 +205,9 @@ def ess_by_version(batch: Batch, outputs: Sequence[LossOutput], horizon: int = D
         drawn_at.setdefault(segment.rollout, set()).add(segment.stamp.version)
     out: dict[WeightVersion, EssReport] = {}
     for version in batch.versions:
-        rows = np.flatnonzero(np.isin(batch.sequence, [rollout for rollout, versions in drawn_at.items() if versions == {version}]))
+        rows = np.flatnonzero(
+            np.isin(batch.sequence, [rollout for rollout, versions in drawn_at.items() if versions == {version}])
+        )
         if len(rows):
             out[version] = EssReport.of(lags[rows], batch.sequence[rows], horizon)
     return out
