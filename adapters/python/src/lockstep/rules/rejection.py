@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,8 +82,6 @@ class Criterion:
         )
         if self.statistic != "k1":
             return values <= self.high
-        import math
-
         low = math.log(self.low) if self.low > 0 else -math.inf
         return (values >= low) & (values <= math.log(self.high))
 
