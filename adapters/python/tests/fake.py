@@ -136,7 +136,7 @@ class Fake(MiddlewareServicer):
             sampler=pb.SamplerDescription(profile=PROFILE, vocabulary=VOCABULARY),
             stamp=stamp(4),
             pull=self.pull,
-            lease_seconds=0,
+            lease_seconds=1,
         )
 
     def NextBatch(self, message, context):

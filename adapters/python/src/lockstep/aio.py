@@ -152,8 +152,9 @@ class Client:
 
     async def _beat(self) -> None:
         if self._heart is None:
-            every = max((await self.describe()).lease_seconds / 3, 0.05)
-            self._heart = asyncio.create_task(self._beats(every), name="lockstep-heartbeat")
+            lease = (await self.describe()).lease_seconds
+            if lease > 0:
+                self._heart = asyncio.create_task(self._beats(lease / 3), name="lockstep-heartbeat")
 
     async def _beats(self, every: float) -> None:
         while True:

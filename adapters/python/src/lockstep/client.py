@@ -165,7 +165,10 @@ class Client:
     def _beat(self) -> None:
         with self._starting:
             if self._heart is None:
-                every = max(self.describe().lease_seconds / 3, 0.05)
+                lease = self.describe().lease_seconds
+                if lease == 0:
+                    return
+                every = lease / 3
                 self._heart = threading.Thread(
                     target=self._beats, args=(every,), name="lockstep-heartbeat", daemon=True
                 )

@@ -22,7 +22,7 @@ class WeightVersion:
     step: int
 
     def __str__(self) -> str:
-        return f"{self.epoch}.{self.step}"
+        return f"e{self.epoch}.s{self.step}"
 
     def message(self) -> Any:
         """For the wire."""
@@ -42,7 +42,7 @@ class RolloutId:
     index: int
 
     def __str__(self) -> str:
-        return f"{self.plan}/{self.index}"
+        return f"p{self.plan}.r{self.index}"
 
     def message(self) -> Any:
         """For the wire."""
@@ -156,7 +156,7 @@ class Plan:
     def headers(self, place: int) -> dict[str, str]:
         """What a request for this place of the plan carries."""
         rollout = self.rollouts[place]
-        return {"X-Plan-ID": str(self.plan), "X-Rollout-ID": str(rollout.index)}
+        return {"X-Plan-ID": str(self.plan), "X-Rollout-ID": str(rollout)}
 
 
 @dataclass(frozen=True)

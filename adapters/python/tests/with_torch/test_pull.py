@@ -31,5 +31,5 @@ def test_the_readmes_loop_trains_reports_and_synchronises(monkeypatch, tmp_path)
     assert reports[0].lag.max_abs == 0.0 and reports[1].lag.max_abs > 1e-4 and np.isfinite(reports[1].loss)
     assert reports[1].ess[0].drawn_at == WeightVersion(1, 4).message() and reports[1].ess[0].sequences == 4
     assert [m.version.step for m in fake.named("Synchronise")] == [5, 6] and fake.named("Synchronise")[0].path.endswith(
-        "/1.5"
+        "/e1.s5"
     )

@@ -32,7 +32,7 @@ def test_the_ten_lines_train():
     server.stop(None)
     assert not torch.equal(model.lm_head.weight, before)
     assert [(r.before.step, r.after.step) for r in fake.named("ReportStep")] == [(4, 5), (5, 6)]
-    assert [m.path for m in fake.named("Synchronise")] == ["/weights/1.5", "/weights/1.6"]
+    assert [m.path for m in fake.named("Synchronise")] == ["/weights/e1.s5", "/weights/e1.s6"]
 
 
 @pytest.mark.parametrize("name", ["verl_step", "prime_rl_loss", "slime_loss", "areal_step"])

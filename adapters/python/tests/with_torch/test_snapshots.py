@@ -86,20 +86,20 @@ def test_references_are_counted():
     assert store.live == (V3,)
     store.release(V3)
     assert store.live == ()
-    with pytest.raises(errors.UnknownVersion, match="version 1.3 is not held"):
+    with pytest.raises(errors.UnknownVersion, match="version e1.s3 is not held"):
         store.release(V3)
 
 
 def test_what_cannot_be_scored_is_refused_by_name():
     model, store = kept()
     batch = batch_of()
-    with pytest.raises(errors.UnknownVersion, match=r"version 1.5 is not among the 2 that are kept \(1.3, 1.4\)"):
+    with pytest.raises(errors.UnknownVersion, match=r"version e1.s5 is not among the 2 that are kept \(e1.s3, e1.s4\)"):
         store.score(batch, V5)
     with pytest.raises(errors.NoSnapshots, match="Dlc needs p_s"):
         lt.batch_loss(model, batch)
     with pytest.raises(errors.NoSnapshots, match="no weights were kept"):
         lt.batch_loss(model, batch, store=SnapshotStore(model))
-    with pytest.raises(errors.NotSupported, match="version 1.3 is kept already"):
+    with pytest.raises(errors.NotSupported, match="version e1.s3 is kept already"):
         store.keep(V3)
     dropping = torch.nn.Sequential(model, torch.nn.Dropout(0.1))
     with pytest.raises(errors.NotSupported, match="module 1 drops out at 0.1"):
@@ -169,7 +169,7 @@ def test_scores_over_the_wire_are_those_of_the_store(served):
     assert b"".join(s.log_p_sampled for s in scores) == want.log_p_sampled.numpy().tobytes()
     with pytest.raises(grpc.RpcError) as raised:
         list(stub.Score(sent(V5)))
-    assert raised.value.code() == grpc.StatusCode.NOT_FOUND and "version 1.5 is not among" in raised.value.details()
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND and "version e1.s5 is not among" in raised.value.details()
 
 
 def test_gradients_over_the_wire_follow_the_formula(served):
@@ -215,7 +215,9 @@ def test_a_step_over_the_wire_moves_the_weights_and_reports(served):
 
     published = stub.Publish(one.version.message())
     held = load_file(published.path)
-    assert published.path.endswith("1.2.safetensors") and torch.equal(held["lm_head.weight"], one.model.lm_head.weight)
+    assert published.path.endswith("e1.s2.safetensors") and torch.equal(
+        held["lm_head.weight"], one.model.lm_head.weight
+    )
     assert (
         published.digest == probe.digest(held) != probe.digest({**held, "lm_head.weight": held["lm_head.weight"] + 1})
     )
