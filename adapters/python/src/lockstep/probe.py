@@ -122,7 +122,7 @@ class Probe:
         """Writes the weights of a version with safetensors."""
         if self.out is None:
             raise NotSupported("this probe publishes nothing: start it with --out DIRECTORY")
-        from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
+        from safetensors.torch import save_file
 
         kept, state = self.store.parameters(version), self.model.state_dict()
         own = {name: kept[name].float().contiguous() for name in sorted(kept) if name in state}

@@ -118,7 +118,7 @@ def joined(scores: list[SupportLogProbs]) -> SupportLogProbs:
 
 def tensor_parallel_group() -> Any:
     """Megatron's, where slime runs."""
-    from megatron.core import parallel_state  # type: ignore[import-not-found,unused-ignore]
+    from megatron.core import parallel_state
 
     return parallel_state.get_tensor_model_parallel_group()
 
