@@ -82,6 +82,7 @@ test-python:
 real-torch:
 	sh adapters/python/run-tests.sh torch
 
-## TRL's own GRPOTrainer through the adapter, thirty steps on the CPU (3 GB).
+## TRL's own GRPOTrainer through the adapter, thirty steps on the CPU, Lockstep's engine as its sampler; the suite on that pair (3 GB).
 real-trl:
+	cargo build --release -p lockstep
 	sh adapters/python/run-tests.sh trl

@@ -39,6 +39,7 @@ def problem(args):
 
 def ours(args, hidden, weight, ids, log_q, offsets, advantages):
     import torch
+
     from lockstep import Behavior, Rest
     from lockstep import torch as lt
 
@@ -100,7 +101,16 @@ def worker(args):
     before = reset_peak()
     seconds = {"ours": ours, "plain": plain}[args.loss](args, *data)
     peak = status("VmHWM") - before
-    print(json.dumps({"seconds": seconds, "peak_mb": peak / 1024, "norm": float(data[0].grad.norm()), "head_norm": float(data[1].grad.norm())}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "peak_mb": peak / 1024,
+                "norm": float(data[0].grad.norm()),
+                "head_norm": float(data[1].grad.norm()),
+            }
+        )
+    )
 
 
 def main():
@@ -112,15 +122,22 @@ def main():
     args = parser.parse_args()
     if args.loss:
         return worker(args)
-    print(f"T = {args.tokens}, H = {args.hidden}, V = {args.vocabulary}, f32, {args.threads} threads; peak above the inputs")
+    print(
+        f"T = {args.tokens}, H = {args.hidden}, V = {args.vocabulary}, f32, {args.threads} threads; peak above the inputs"
+    )
     for kind in ["kept", "head"] if args.kind == "both" else [args.kind]:
         found = {}
         for loss in ("plain", "ours"):
-            command = [sys.executable, __file__, "--loss", loss, "--kind", kind] + [f"--{n}={getattr(args, n)}" for n in ("tokens", "hidden", "vocabulary", "kept", "threads")]
+            command = [sys.executable, __file__, "--loss", loss, "--kind", kind] + [
+                f"--{n}={getattr(args, n)}" for n in ("tokens", "hidden", "vocabulary", "kept", "threads")
+            ]
             found[loss] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         a, b = found["plain"], found["ours"]
-        print(f"{kind}: plain {a['seconds']:.1f} s, {a['peak_mb']:.0f} MB; dlc_loss {b['seconds']:.1f} s, {b['peak_mb']:.0f} MB; "
-              f"time {b['seconds'] / a['seconds']:.2f}x, memory 1/{a['peak_mb'] / b['peak_mb']:.1f}; gradient norms {a['norm']:.6g} {b['norm']:.6g}, head {a['head_norm']:.6g} {b['head_norm']:.6g}", flush=True)
+        print(
+            f"{kind}: plain {a['seconds']:.1f} s, {a['peak_mb']:.0f} MB; dlc_loss {b['seconds']:.1f} s, {b['peak_mb']:.0f} MB; "
+            f"time {b['seconds'] / a['seconds']:.2f}x, memory 1/{a['peak_mb'] / b['peak_mb']:.1f}; gradient norms {a['norm']:.6g} {b['norm']:.6g}, head {a['head_norm']:.6g} {b['head_norm']:.6g}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -39,13 +39,17 @@ def behavior(rng, count):
     log_q = np.repeat(-np.log(np.maximum(lengths, 1)), lengths)
     tokens = np.where(lengths > 0, ids[np.minimum(offsets[:-1], max(total - 1, 0))], 7)
     return pb.Behavior(
-        tokens=tokens.astype("<u4").tobytes(), offsets=offsets.astype("<u4").tobytes(), ids=ids.astype("<u4").tobytes(), log_q=log_q.astype("<f4").tobytes()
+        tokens=tokens.astype("<u4").tobytes(),
+        offsets=offsets.astype("<u4").tobytes(),
+        ids=ids.astype("<u4").tobytes(),
+        log_q=log_q.astype("<f4").tobytes(),
     )
 
 
 def messages(args):
     """The batch in chunks of at most 1 MB."""
     import fake
+
     from lockstep.wire import lockstep_pb2 as pb
 
     rng = np.random.default_rng(0)
@@ -54,9 +58,15 @@ def messages(args):
         yield pb.BatchPiece(header=pb.BatchHeader(plan=1, rollouts=args.rollouts, profiles=[fake.PROFILE]))
         for index in range(args.rollouts):
             yield pb.BatchPiece(request=fake.request(1, index, index // 8))
-            yield pb.BatchPiece(delta=pb.Delta(
-                rollout=pb.RolloutId(plan=1, index=index), behavior=behavior(rng, args.tokens), stamp=fake.stamp(3), kv=pb.KV_HISTORY_FRESH, finish=pb.Finish(length=True)
-            ))
+            yield pb.BatchPiece(
+                delta=pb.Delta(
+                    rollout=pb.RolloutId(plan=1, index=index),
+                    behavior=behavior(rng, args.tokens),
+                    stamp=fake.stamp(3),
+                    kv=pb.KV_HISTORY_FRESH,
+                    finish=pb.Finish(length=True),
+                )
+            )
             yield pb.BatchPiece(reward=1.0)
 
     return list(fake.chunks(pieces()))
@@ -71,7 +81,9 @@ def sender(args, addresses):
     raw = [chunk.SerializeToString() for chunk in messages(args)]
     handler = grpc.unary_stream_rpc_method_handler(lambda request, context: iter(raw))
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("lockstep.v1.Middleware", {"NextBatch": handler})])
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("lockstep.v1.Middleware", {"NextBatch": handler})]
+    )
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     plain = socket.create_server(("127.0.0.1", 0))
@@ -104,6 +116,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     import grpc
+
     import lockstep
     from lockstep.batch import BatchReader
     from lockstep.wire import lockstep_pb2 as pb
@@ -136,10 +149,16 @@ def main():
     b = batch.behavior
     columns = (b.tokens.nbytes + b.ids.nbytes + b.log_q.nbytes + 4 * len(b.offsets)) / 2**20
     plain, ours = min(sockets), min(receives)
-    print(f"{len(batch)} rollouts, {len(batch.tokens)} tokens, {len(b.ids)} entries: {size / 2**20:.1f} MB in {count} messages (grpcio {grpc.__version__})")
-    print(f"plain socket {plain * 1e3:.0f} ms; into a Batch {ours * 1e3:.0f} ms, {ours / plain:.1f}x; best of {args.runs} "
-          f"(medians {statistics.median(sockets) * 1e3:.0f} and {statistics.median(receives) * 1e3:.0f} ms)")
-    print(f"peak memory {max(peaks):.0f} MB above before, {max(peaks) / columns:.1f}x the {columns:.1f} MB of its columns")
+    print(
+        f"{len(batch)} rollouts, {len(batch.tokens)} tokens, {len(b.ids)} entries: {size / 2**20:.1f} MB in {count} messages (grpcio {grpc.__version__})"
+    )
+    print(
+        f"plain socket {plain * 1e3:.0f} ms; into a Batch {ours * 1e3:.0f} ms, {ours / plain:.1f}x; best of {args.runs} "
+        f"(medians {statistics.median(sockets) * 1e3:.0f} and {statistics.median(receives) * 1e3:.0f} ms)"
+    )
+    print(
+        f"peak memory {max(peaks):.0f} MB above before, {max(peaks) / columns:.1f}x the {columns:.1f} MB of its columns"
+    )
     print(f"the full check of every support, once more, takes {statistics.median(checks) * 1e3:.0f} ms")
     process.kill()
 

@@ -7,17 +7,28 @@ import re
 from typing import Any
 
 import numpy as np
-
 from golden import Golden, Problem, Run, check_corrected, check_masks, heads
+
 from lockstep import Behavior, Rest, SupportLogProbs
 from lockstep import reference as ref
-from lockstep.errors import DuplicateId, EmptySupport, MissingScores, NotALogProb, NotANumber, SampledOutside, SupportMass
+from lockstep.errors import (
+    DuplicateId,
+    EmptySupport,
+    MissingScores,
+    NotALogProb,
+    NotANumber,
+    SampledOutside,
+    SupportMass,
+)
 
 
 def decomposition(golden: Golden, run: Run) -> None:
     problem = Problem(golden)
     behavior, t = problem.behavior(), problem.temperature
-    full = {name: ref.log_softmax(problem.logits(key) / t) for name, key in [("logp_theta", "trainer_logits"), ("logp_s", problem.s_is), ("logq", problem.q_is)]}
+    full = {
+        name: ref.log_softmax(problem.logits(key) / t)
+        for name, key in [("logp_theta", "trainer_logits"), ("logp_s", problem.s_is), ("logq", problem.q_is)]
+    }
     for name, values in full.items():
         golden.check(name, values)
     theta, s = (ref.support_logprobs(z, behavior, t) for z in (problem.theta, problem.s))
@@ -26,7 +37,12 @@ def decomposition(golden: Golden, run: Run) -> None:
     golden.check("numeric", numeric)
     golden.check("total", lag + numeric)
     kl = lambda a, b: ref.exact_kl(full[a].ravel(), full[b].ravel(), behavior.row, len(behavior))  # noqa: E731
-    for key, a, b in [("kl_q_ps", "logq", "logp_s"), ("kl_q_ptheta", "logq", "logp_theta"), ("kl_ps_ptheta", "logp_s", "logp_theta"), ("kl_ptheta_ps", "logp_theta", "logp_s")]:
+    for key, a, b in [
+        ("kl_q_ps", "logq", "logp_s"),
+        ("kl_q_ptheta", "logq", "logp_theta"),
+        ("kl_ps_ptheta", "logp_s", "logp_theta"),
+        ("kl_ptheta_ps", "logp_theta", "logp_s"),
+    ]:
         golden.check(key, kl(a, b))
 
 
@@ -34,7 +50,11 @@ def truncation(golden: Golden, run: Run) -> None:
     for case, expected in zip(golden.inputs["cases"], golden.expected["cases"]):
         values = {**case["params"], "temperature": case["temperature"]}
         found = ref.truncate(case["logits"], [(name, values[name]) for name in case["order"] if name in values])
-        for key, value in [("kept_ids", found.ids), ("kept_logprobs", found.log_q), ("kept_mass_before_renorm", found.kept_mass)]:
+        for key, value in [
+            ("kept_ids", found.ids),
+            ("kept_logprobs", found.log_q),
+            ("kept_mass_before_renorm", found.kept_mass),
+        ]:
             difference = golden.differs(expected[key], value)
             assert difference is None, f"{case['case']}: {key}{difference}"
     golden.seen.add("cases")
@@ -64,7 +84,7 @@ def score_centring(golden: Golden, run: Run) -> None:
     golden.check_if_given("logp_support_token", result.rows.theta.drawn)
     heads(golden, problem)
     if "alpha" in golden.expected:
-        q, p = (math.e ** result.rows.q.rest, math.e ** result.rows.theta.rest)
+        q, p = (math.e**result.rows.q.rest, math.e**result.rows.theta.rest)
         rho = np.asarray(q) / np.asarray(p)
         rule = _weight(golden)
         f = np.ones_like(rho)
@@ -94,7 +114,9 @@ def centred_ppo(golden: Golden, run: Run) -> None:
     golden.check("active_token", np.asarray(result.correction.w) != 0)
     rows = result.rows
     golden.check("ppo_ratio_token", np.exp(np.asarray(rows.log_ratio("lag"))))
-    golden.check("behave_weight_token", np.minimum(np.exp(np.asarray(rows.log_ratio("numeric"))), golden.inputs["tis_cap"]))
+    golden.check(
+        "behave_weight_token", np.minimum(np.exp(np.asarray(rows.log_ratio("numeric"))), golden.inputs["tis_cap"])
+    )
 
 
 def pg(golden: Golden, run: Run) -> None:
@@ -141,7 +163,12 @@ def statistics(golden: Golden, run: Run) -> None:
     for key in golden.expected:
         if key != "log_ratio":
             criterion = ref.Criterion.parse(key, "1")
-            golden.check(key, criterion.of_log(rows.log_ratio("full")) if criterion.over == "token" else criterion.of_sequences(rows, "full"))
+            golden.check(
+                key,
+                criterion.of_log(rows.log_ratio("full"))
+                if criterion.over == "token"
+                else criterion.of_sequences(rows, "full"),
+            )
 
 
 def _surrogate(golden: Golden, result: Any) -> None:
@@ -171,7 +198,9 @@ def ppo_dual(golden: Golden, run: Run) -> None:
     tokens, width = np.array(golden.inputs["tokens"]), problem.theta.shape[1]
     offsets = np.arange(len(tokens) + 1)
     rest = np.log1p(-np.exp(log_q))
-    stated = Behavior(tokens, offsets, tokens, log_q, Rest(np.full(len(tokens), width), log_q, rest), behavior.temperature).check()
+    stated = Behavior(
+        tokens, offsets, tokens, log_q, Rest(np.full(len(tokens), width), log_q, rest), behavior.temperature
+    ).check()
     _surrogate(golden, run(problem, ref.Ppo(ppo_clip(golden), golden.inputs["c"], "full"), behavior=stated))
 
 
@@ -186,18 +215,30 @@ def advantages(golden: Golden, run: Run) -> None:
 def reductions(golden: Golden, run: Run) -> None:
     loss, sequence = golden.array("per_token_loss"), golden.array("sequence_of_token")
     length, rows = golden.inputs["L_max"], golden.inputs["n_sequences_including_empty"]
-    for key, reduction in [("token_mean", "token_mean"), ("seq_mean_token_mean", "seq_mean_token_mean"), ("seq_mean_token_sum", "seq_mean_token_sum"), ("verl_seq_mean_token_sum_norm", "seq_mean_token_sum_norm"), ("trl_dr_grpo", "dr_grpo")]:
+    for key, reduction in [
+        ("token_mean", "token_mean"),
+        ("seq_mean_token_mean", "seq_mean_token_mean"),
+        ("seq_mean_token_sum", "seq_mean_token_sum"),
+        ("verl_seq_mean_token_sum_norm", "seq_mean_token_sum_norm"),
+        ("trl_dr_grpo", "dr_grpo"),
+    ]:
         golden.check(key, (loss * ref.coefficients(reduction, sequence, rows=rows, length=length)).sum())  # type: ignore[arg-type]
 
 
 def decoupled(proximal: Any) -> Any:
     def check(golden: Golden, run: Run) -> None:
         inputs = golden.inputs
-        rule = ref.Decoupled(ppo_clip(golden), inputs["behav_cap"], proximal=proximal, version=inputs["current_version"])
+        rule = ref.Decoupled(
+            ppo_clip(golden), inputs["behav_cap"], proximal=proximal, version=inputs["current_version"]
+        )
         versions = golden.array("versions")
         result = run(Problem(golden), rule, tokens_versions=versions)
         _surrogate(golden, result)
-        for key, found in [("alpha", rule.alpha(versions)), ("prox_logp", result.correction.info["prox_logp"]), ("behave_weight", result.correction.info["behave_weight"])]:
+        for key, found in [
+            ("alpha", rule.alpha(versions)),
+            ("prox_logp", result.correction.info["prox_logp"]),
+            ("behave_weight", result.correction.info["behave_weight"]),
+        ]:
             assert golden.differs(inputs[key], found) is None, key
 
     return check
@@ -228,7 +269,9 @@ def m2po(golden: Golden, run: Run) -> None:
 def _of_ratios(log_ratio: Any, advantages: Any) -> ref.Rows:
     q = ref.Terms(np.zeros(0), np.full(len(log_ratio), -2.0))
     theta = ref.Terms(np.zeros(0), np.asarray(log_ratio) - 2.0)
-    return ref.Rows(np.zeros(0, np.int64), q, theta, None, np.asarray(advantages, float), np.zeros(len(log_ratio), np.int64))
+    return ref.Rows(
+        np.zeros(0, np.int64), q, theta, None, np.asarray(advantages, float), np.zeros(len(log_ratio), np.int64)
+    )
 
 
 def m2po_masks(golden: Golden, run: Run) -> None:
@@ -240,7 +283,9 @@ def m2po_masks(golden: Golden, run: Run) -> None:
         clip = ref.m2po_official(rows, "full", threshold, floor)
         golden.check(f"official_clip_low{suffix}", clip.low)
         golden.check(f"official_clip_high{suffix}", clip.high)
-    golden.check("all_over_threshold_areal_keep", ref.M2po("areal", threshold).keep(_of_ratios([0.5, 0.9, 0.7], [1.0] * 3)))
+    golden.check(
+        "all_over_threshold_areal_keep", ref.M2po("areal", threshold).keep(_of_ratios([0.5, 0.9, 0.7], [1.0] * 3))
+    )
 
 
 def vcpo(golden: Golden, run: Run) -> None:
@@ -258,7 +303,10 @@ def vcpo(golden: Golden, run: Run) -> None:
     golden.check("advantages", rewards - baseline)
     bare = plain.baseline(logs * 0, norms, rewards)
     golden.check("opob_no_is", bare)
-    golden.check("limit_equal_weights_baseline_is_gradnorm_weighted_mean", abs(plain.baseline(logs * 0 + 0.7, norms, rewards) - bare) < 1e-12)
+    golden.check(
+        "limit_equal_weights_baseline_is_gradnorm_weighted_mean",
+        abs(plain.baseline(logs * 0 + 0.7, norms, rewards) - bare) < 1e-12,
+    )
 
 
 def gspo(golden: Golden, run: Run) -> None:
@@ -312,7 +360,9 @@ def ess(golden: Golden, run: Run) -> None:
     huge = golden.expected["huge_log_weights_example"]
     assert golden.differs(huge["ess"], ref.effective_sample_size(huge["log_w"])) is None
     golden.seen.add("huge_log_weights_example")
-    golden.check("verl_clamped_token_full", ref.clamped_effective_sample_size(rows.log_ratio("full"), golden.inputs["verl_C"]))
+    golden.check(
+        "verl_clamped_token_full", ref.clamped_effective_sample_size(rows.log_ratio("full"), golden.inputs["verl_C"])
+    )
     worst = [math.log(2.0) if i < 200 else -math.log(2.0) for i in range(1000)]
     golden.check("verl_lower_bound_C2", ref.effective_sample_size(worst))
 
@@ -399,14 +449,20 @@ def expected_gradient(golden: Golden, run: Run) -> None:
         for v in range(width):
             rows = [(list(range(width)), row.tolist()) for row in log_q]
             drawn = Behavior.of_rows([v] * len(log_q), rows, t)
-            gradient = np.asarray(run(problem, rule, behavior=drawn, advantages=[actions[v]] * len(log_q), sampler=s).gradient)
+            gradient = np.asarray(
+                run(problem, rule, behavior=drawn, advantages=[actions[v]] * len(log_q), sampler=s).gradient
+            )
             total -= np.exp(log_q[:, v : v + 1]) * gradient
         return total
 
     q, s, p = problem.logits("sampler_logits"), problem.s, problem.theta
     rules = {
-        "pg": ref.Importance(None), "is_full": ref.Importance("full"), "sc": ref.ScoreCentring(), "dlc_a": ref.form_a(open_clip),
-        "dlc_b": ref.form_b(open_clip), "dlc_c": ref.WrongOnPurpose(open_clip, weighted=False),
+        "pg": ref.Importance(None),
+        "is_full": ref.Importance("full"),
+        "sc": ref.ScoreCentring(),
+        "dlc_a": ref.form_a(open_clip),
+        "dlc_b": ref.form_b(open_clip),
+        "dlc_c": ref.WrongOnPurpose(open_clip, weighted=False),
     }
     found = {name: expect(rule, q, s) for name, rule in rules.items()}
     for name, value in found.items():
@@ -433,14 +489,18 @@ def ess_levels(golden: Golden, run: Run) -> None:
     golden.check("ess_token", report.token)
     golden.check("ess_sequence", report.sequence)
     golden.check("ess_horizon", report.horizon)
-    golden.check("ess_length_normalised", ref.effective_sample_size(ref.log_weights(lags, sequence, "length_normalised")))
+    golden.check(
+        "ess_length_normalised", ref.effective_sample_size(ref.log_weights(lags, sequence, "length_normalised"))
+    )
     golden.check("null_value", ref.EssReport.of(lags * 0, sequence).horizon)
 
 
 def edge_cases(golden: Golden, run: Run) -> None:
     inputs = golden.inputs
     logits, a = golden.array("logits"), inputs["advantage"]
-    one = Golden(golden.name, {"tokens": [0], "sequence_of_token": [0], "advantages": [a], "temperature": 1.0}, {}, [], "", 0, 0)
+    one = Golden(
+        golden.name, {"tokens": [0], "sequence_of_token": [0], "advantages": [a], "temperature": 1.0}, {}, [], "", 0, 0
+    )
     problem = Problem(one)
 
     def centred(behavior: Behavior, rule: Any = ref.ScoreCentring()) -> tuple[float, Any]:
@@ -464,7 +524,9 @@ def edge_cases(golden: Golden, run: Run) -> None:
     case = inputs["truncated_sampler_vs_full_vocab_tail_model"]
     q, token, head = np.array(case["q"]), case["token"], case["head_ids"]
     tail = Rest(np.array([width]), np.log(q[token : token + 1]), np.array([math.log(1e-12)]))
-    _, modelled = centred(Behavior(np.array([token]), np.array([0, len(head)]), np.array(head), np.log(q[head]), tail).check())
+    _, modelled = centred(
+        Behavior(np.array([token]), np.array([0, len(head)]), np.array(head), np.log(q[head]), tail).check()
+    )
     golden.check("tail_model_on_truncated_gradient", modelled)
     # Centring over the vocabulary is what the vector calls exact here: q is 0 off the head, p is not.
     exact = -a * (np.eye(width)[token] - q - (1 - q.sum()) * np.exp(log_p))
@@ -485,23 +547,31 @@ def _raises(error: Any, of: Any) -> bool:
 
 
 def must_error(golden: Golden, run: Run) -> None:
-    support = lambda token, ids, log_q: (lambda: Behavior.of_rows([token], [(ids, log_q)]))  # noqa: E731
+    support = lambda token, ids, log_q: lambda: Behavior.of_rows([token], [(ids, log_q)])  # noqa: E731
     good = Behavior.of_rows([1], [([1, 2], [HALF, HALF])])
     row = lambda a, b: SupportLogProbs(np.array([a, b]), np.array([a]), None)  # noqa: E731
-    weigh = lambda theta, s: (lambda: ref.form_a().weigh(ref.rows_of(good, theta, s, [1.0])))  # noqa: E731
+    weigh = lambda theta, s: lambda: ref.form_a().weigh(ref.rows_of(good, theta, s, [1.0]))  # noqa: E731
     mass = 1 + 1.1e-4
     tail = Rest(np.array([9]), np.array([math.log(mass - 0.5)]), np.array([-30.0]))
     heavy = Behavior(np.array([1]), np.array([0, 2]), np.array([1, 2]), np.array([math.log(mass - 0.5), HALF]), tail)
     faults = {
         "sampled token not in recorded support": [(SampledOutside, support(9, [1, 2], [HALF, HALF]))],
-        "non-finite sampler logprob on an unmasked row": [(NotALogProb, support(1, [1, 2], [bad, HALF])) for bad in (math.nan, -math.inf, math.inf)],
+        "non-finite sampler logprob on an unmasked row": [
+            (NotALogProb, support(1, [1, 2], [bad, HALF])) for bad in (math.nan, -math.inf, math.inf)
+        ],
         "positive logprob": [(NotALogProb, support(1, [1, 2], [1e-6, -20.0]))],
         "duplicate support ids": [(DuplicateId, support(1, [1, 1], [HALF, HALF]))],
-        "sum of support probabilities differs from 1 by more than 1e-4 in exact-support mode": [(SupportMass, support(1, [1, 2], [HALF, math.log(0.5 + d)])) for d in (1.1e-4, -1.1e-4)],
+        "sum of support probabilities differs from 1 by more than 1e-4 in exact-support mode": [
+            (SupportMass, support(1, [1, 2], [HALF, math.log(0.5 + d)])) for d in (1.1e-4, -1.1e-4)
+        ],
         "head mass > 1+1e-4": [(SupportMass, heavy.check)],
         "empty support on an unmasked row": [(EmptySupport, support(1, [], []))],
         "p_s missing while DLC requested": [(MissingScores, weigh(row(HALF, HALF), None))],
-        "NaN ratio": [(NotANumber, weigh(row(math.nan, HALF), row(HALF, HALF))), (NotANumber, weigh(row(HALF, HALF), row(HALF, -math.inf))), (NotANumber, weigh(row(HALF, math.nan), row(HALF, HALF)))],
+        "NaN ratio": [
+            (NotANumber, weigh(row(math.nan, HALF), row(HALF, HALF))),
+            (NotANumber, weigh(row(HALF, HALF), row(HALF, -math.inf))),
+            (NotANumber, weigh(row(HALF, math.nan), row(HALF, HALF))),
+        ],
     }
     for fault in golden.must_error:
         assert fault in faults, f"{golden.name}: no test for {fault!r}"
@@ -509,15 +579,56 @@ def must_error(golden: Golden, run: Run) -> None:
 
 
 CHECKERS: dict[str, Any] = {
-    "01": decomposition, "02": truncation, "03": centring_at_zero_lag, "04": score_centring, "05": score_centring,
-    "06": centring_at_zero_lag, "07": score_centring, "08": score_centring, "09": score_centring, "10": score_centring,
-    "11": score_centring, "12": centred_ppo, "13": pg, "14": importance, "15": importance, "16": tis_sequence, "17": icepop,
-    "18": rejection, "19": rejection, "20": statistics, "21": ppo_lag, "22": ppo_full, "23": ppo_dual, "24": advantages,
-    "25": reductions, "26": decoupled("recomputed"), "27": decoupled("loglinear"), "28": decoupled("linear"), "29": m2po,
-    "29b": m2po_masks, "30": vcpo, "31": gspo, "31b": gspo, "32": cispo, "33": replay, "34": ess, "35": kl, "36": opsm,
-    "37": verl_metrics, "38": dlc(lambda g: ref.form_a(_clip(g))), "39": dlc(lambda g: ref.form_b(_clip(g))),
-    "40": dlc(lambda g: ref.WrongOnPurpose(_clip(g), weighted=False)), "41": dlc(lambda g: ref.WrongOnPurpose(_clip(g), weighted=True)),
-    "42": dlc(lambda g: ref.form_f(_clip(g), g.inputs["numeric_cap"])), "43": dlc_e,
-    "44": dlc(lambda g: ref.form_a(_clip(g), tail="collapsed")), "45": dlc(lambda g: ref.form_a(_clip(g))),
-    "46": expected_gradient, "47": trigger, "48": edge_cases, "49": dlc(lambda g: ref.form_a(_clip(g), tail="p_s")), "50": ess_levels,
+    "01": decomposition,
+    "02": truncation,
+    "03": centring_at_zero_lag,
+    "04": score_centring,
+    "05": score_centring,
+    "06": centring_at_zero_lag,
+    "07": score_centring,
+    "08": score_centring,
+    "09": score_centring,
+    "10": score_centring,
+    "11": score_centring,
+    "12": centred_ppo,
+    "13": pg,
+    "14": importance,
+    "15": importance,
+    "16": tis_sequence,
+    "17": icepop,
+    "18": rejection,
+    "19": rejection,
+    "20": statistics,
+    "21": ppo_lag,
+    "22": ppo_full,
+    "23": ppo_dual,
+    "24": advantages,
+    "25": reductions,
+    "26": decoupled("recomputed"),
+    "27": decoupled("loglinear"),
+    "28": decoupled("linear"),
+    "29": m2po,
+    "29b": m2po_masks,
+    "30": vcpo,
+    "31": gspo,
+    "31b": gspo,
+    "32": cispo,
+    "33": replay,
+    "34": ess,
+    "35": kl,
+    "36": opsm,
+    "37": verl_metrics,
+    "38": dlc(lambda g: ref.form_a(_clip(g))),
+    "39": dlc(lambda g: ref.form_b(_clip(g))),
+    "40": dlc(lambda g: ref.WrongOnPurpose(_clip(g), weighted=False)),
+    "41": dlc(lambda g: ref.WrongOnPurpose(_clip(g), weighted=True)),
+    "42": dlc(lambda g: ref.form_f(_clip(g), g.inputs["numeric_cap"])),
+    "43": dlc_e,
+    "44": dlc(lambda g: ref.form_a(_clip(g), tail="collapsed")),
+    "45": dlc(lambda g: ref.form_a(_clip(g))),
+    "46": expected_gradient,
+    "47": trigger,
+    "48": edge_cases,
+    "49": dlc(lambda g: ref.form_a(_clip(g), tail="p_s")),
+    "50": ess_levels,
 }

@@ -12,15 +12,24 @@ from lockstep.wire import lockstep_pb2 as pb
 from lockstep.wire.lockstep_pb2_grpc import MiddlewareServicer, add_MiddlewareServicer_to_server
 
 PROFILE = pb.SamplerProfile(
-    engine="fake", version="1", filters=[pb.FILTER_TEMPERATURE, pb.FILTER_TOP_P], ties=pb.TIE_RULE_LOWER_ID, log_probs=pb.LOG_PROB_MEANING_DRAWN,
-    weights_dtype="f32", activations_dtype="f32", kv_cache_dtype="f32", head_dtype="f32",
+    engine="fake",
+    version="1",
+    filters=[pb.FILTER_TEMPERATURE, pb.FILTER_TOP_P],
+    ties=pb.TIE_RULE_LOWER_ID,
+    log_probs=pb.LOG_PROB_MEANING_DRAWN,
+    weights_dtype="f32",
+    activations_dtype="f32",
+    kv_cache_dtype="f32",
+    head_dtype="f32",
 )
 VOCABULARY = 64
 
 
 def request(plan, index, group, temperature=0.7, prompt=(1, 2, 3)):
     params = pb.SamplingParams(temperature=temperature, top_p=0.9, seed=7, max_new_tokens=64)
-    return pb.Request(id=pb.RolloutId(plan=plan, index=index), group=group, prompt=np.array(prompt, "<u4").tobytes(), params=params)
+    return pb.Request(
+        id=pb.RolloutId(plan=plan, index=index), group=group, prompt=np.array(prompt, "<u4").tobytes(), params=params
+    )
 
 
 def stamp(step):
@@ -45,14 +54,20 @@ def supports(rng, count, kept=6, head=None):
             rest.append((VOCABULARY, np.log(p[token]), np.log(0.2)))
         offsets.append(len(ids))
     behavior = pb.Behavior(
-        tokens=np.array(tokens, "<u4").tobytes(), offsets=np.array(offsets, "<u4").tobytes(), ids=np.array(ids, "<u4").tobytes(),
+        tokens=np.array(tokens, "<u4").tobytes(),
+        offsets=np.array(offsets, "<u4").tobytes(),
+        ids=np.array(ids, "<u4").tobytes(),
         log_q=np.array(log_q, "<f4").tobytes(),
     )
     if head is not None:
         columns = list(zip(*rest))
-        behavior.rest.CopyFrom(pb.Rest(
-            vocabulary=np.array(columns[0], "<u4").tobytes(), log_q_sampled=np.array(columns[1], "<f4").tobytes(), log_rest=np.array(columns[2], "<f4").tobytes()
-        ))
+        behavior.rest.CopyFrom(
+            pb.Rest(
+                vocabulary=np.array(columns[0], "<u4").tobytes(),
+                log_q_sampled=np.array(columns[1], "<f4").tobytes(),
+                log_rest=np.array(columns[2], "<f4").tobytes(),
+            )
+        )
     return behavior
 
 
@@ -66,8 +81,12 @@ def pieces(plan, groups, answers, length=10, seed=0, reward=True, deltas=2, head
         for part in range(deltas):
             count = length if deltas == 1 else length // 2 + index % 3 if part == 0 else length // 2
             delta = pb.Delta(
-                rollout=pb.RolloutId(plan=plan, index=index), start=start, behavior=supports(rng, count, head=head), stamp=stamp(steps[min(part, len(steps) - 1)]),
-                kv=pb.KV_HISTORY_FRESH, profile=0,
+                rollout=pb.RolloutId(plan=plan, index=index),
+                start=start,
+                behavior=supports(rng, count, head=head),
+                stamp=stamp(steps[min(part, len(steps) - 1)]),
+                kv=pb.KV_HISTORY_FRESH,
+                profile=0,
             )
             start += count
             if part == deltas - 1:
@@ -96,7 +115,7 @@ class Fake(MiddlewareServicer):
     def __init__(self):
         self.calls, self.lock, self.beats = [], threading.Semaphore(1), threading.Semaphore(0)
         self.left, self.pull, self.resync, self.cut = 2, True, True, 0
-        self.plans, self.fault, self.steps = {}, None, (3, 4)
+        self.plans, self.fault, self.steps, self.batch_steps = {}, None, (3, 4), (3, 4)
 
     def note(self, name, message, context):
         with self.lock:
@@ -112,14 +131,19 @@ class Fake(MiddlewareServicer):
     def Describe(self, message, context):
         self.note("Describe", message, context)
         return pb.MiddlewareDescription(
-            lockstep_version="0.1.0", stage=pb.STAGE_DLC, sampler=pb.SamplerDescription(profile=PROFILE, vocabulary=VOCABULARY), stamp=stamp(4), pull=self.pull, lease_seconds=0,
+            lockstep_version="0.1.0",
+            stage=pb.STAGE_DLC,
+            sampler=pb.SamplerDescription(profile=PROFILE, vocabulary=VOCABULARY),
+            stamp=stamp(4),
+            pull=self.pull,
+            lease_seconds=1,
         )
 
     def NextBatch(self, message, context):
         self.note("NextBatch", message, context)
         if self.left == 0:
             return
-        sent = list(chunks(pieces(9, 2, 2), size=400))
+        sent = list(chunks(pieces(9, 2, 2, steps=self.batch_steps), size=400))
         if self.cut:
             self.cut -= 1
             yield from sent[:2]
@@ -147,7 +171,10 @@ class Fake(MiddlewareServicer):
         self.note("ReportConsumed", message, context)
         opened = self.plans[message.plan]
         if len(message.rollouts) != opened.groups * opened.answers:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"plan {message.plan} has {opened.groups * opened.answers} rollouts, {len(message.rollouts)} were consumed")
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"plan {message.plan} has {opened.groups * opened.answers} rollouts, {len(message.rollouts)} were consumed",
+            )
         return pb.Empty()
 
     def ReportStep(self, message, context):

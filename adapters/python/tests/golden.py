@@ -13,7 +13,6 @@ import numpy as np
 
 from lockstep import Behavior, Rest
 from lockstep import reference as ref
-from lockstep.errors import LockstepError
 
 COMMITTED = Path(__file__).parents[3] / "tests/testdata/golden"
 DIRECTORY = Path(os.environ.get("LOCKSTEP_GOLDEN", COMMITTED))
@@ -34,7 +33,15 @@ class Golden:
     def load(path: Path) -> Golden:
         data = json.loads(path.read_text())
         tolerance = data["tolerance"]
-        return Golden(path.stem, data["inputs"], data["expected"], data.get("must_error") or [], data.get("description", ""), tolerance["f64_rel"], tolerance["f64_abs"])
+        return Golden(
+            path.stem,
+            data["inputs"],
+            data["expected"],
+            data.get("must_error") or [],
+            data.get("description", ""),
+            tolerance["f64_rel"],
+            tolerance["f64_abs"],
+        )
 
     def differs(self, expected: Any, found: Any, at: str = "") -> str | None:
         if expected is None:
@@ -43,7 +50,9 @@ class Golden:
             found = list(found)
             if len(expected) != len(found):
                 return f"{at}: {len(found)} values, not {len(expected)}"
-            return next((d for i, (e, f) in enumerate(zip(expected, found)) if (d := self.differs(e, f, f"{at}[{i}]"))), None)
+            return next(
+                (d for i, (e, f) in enumerate(zip(expected, found)) if (d := self.differs(e, f, f"{at}[{i}]"))), None
+            )
         if isinstance(expected, bool):
             return None if bool(found) == expected else f"{at}: {found} is not {expected}"
         found = float(found)
@@ -106,14 +115,25 @@ class Problem:
         drawn = np.array([log_q[t][token] for t, token in enumerate(tokens)])
         offsets = np.concatenate([[0], np.cumsum([len(head) for head in heads])])
         vocabulary = np.full(len(tokens), z.shape[1])
-        return Behavior(np.array(tokens), offsets, np.concatenate(heads), flat, Rest(vocabulary, drawn, rest), self.temperature).check()
+        return Behavior(
+            np.array(tokens), offsets, np.concatenate(heads), flat, Rest(vocabulary, drawn, rest), self.temperature
+        ).check()
 
 
 Run = Callable[..., Any]
 """(problem, rule, **options) -> an object with per_token, gradient, correction, centring, rows."""
 
 
-def reference_run(problem: Problem, rule: Any, behavior: Behavior | None = None, advantages: Any = None, coefficients: Any = None, sampler: Any = None, tokens_versions: Any = None, theta: Any = None) -> Any:
+def reference_run(
+    problem: Problem,
+    rule: Any,
+    behavior: Behavior | None = None,
+    advantages: Any = None,
+    coefficients: Any = None,
+    sampler: Any = None,
+    tokens_versions: Any = None,
+    theta: Any = None,
+) -> Any:
     golden = problem.golden
     return ref.loss(
         problem.theta if theta is None else theta,
@@ -148,7 +168,11 @@ def check_corrected(golden: Golden, result: Any) -> None:
 def heads(golden: Golden, problem: Problem) -> None:
     if "head_ids" not in golden.inputs:
         return
-    q, s, p = masses(problem, problem.logits("sampler_logits")), masses(problem, problem.s), masses(problem, problem.theta)
+    q, s, p = (
+        masses(problem, problem.logits("sampler_logits")),
+        masses(problem, problem.s),
+        masses(problem, problem.theta),
+    )
     golden.check_if_given("p_head_mass", p)
     golden.check_if_given("q_head_mass", q)
     golden.check_if_given("ps_head_mass", s)
@@ -157,7 +181,9 @@ def heads(golden: Golden, problem: Problem) -> None:
     rho = (1 - q) / (1 - p)
     golden.check_if_given("rho", rho)
     if "alpha" in golden.expected and "lag_clip_high" in golden.inputs:
-        golden.check("alpha", rho * np.clip((1 - p) / (1 - s), golden.inputs["lag_clip_low"], golden.inputs["lag_clip_high"]))
+        golden.check(
+            "alpha", rho * np.clip((1 - p) / (1 - s), golden.inputs["lag_clip_low"], golden.inputs["lag_clip_high"])
+        )
 
 
 def check_masks(golden: Golden, result: Any, weights: Any = None) -> None:

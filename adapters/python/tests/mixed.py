@@ -31,19 +31,49 @@ def mixed(count: int, vocabulary: int, seed: int = 0, kinds: str = "esph", tempe
         rests.append((vocabulary if kind == "h" else 0, row[token], rest))
     columns = [np.array(column) for column in zip(*rests)]
     rest = Rest(columns[0].astype(np.int64), columns[1], columns[2]) if set(kinds) & set("ph") else None
-    behavior = Behavior(np.array(tokens), np.array(offsets), np.array(ids, np.int64), np.array(log_q), rest, temperature).check()
+    behavior = Behavior(
+        np.array(tokens), np.array(offsets), np.array(ids, np.int64), np.array(log_q), rest, temperature
+    ).check()
     return theta, s, behavior
 
 
-RULE_NAMES = ("dlc_a", "dlc_b", "dlc_f", "dlc_collapsed", "dlc_mask", "dlc_e", "sc", "sc_tis", "pg", "tis", "seq_tis", "ppo", "gspo", "cispo", "m2po", "geo")
+RULE_NAMES = (
+    "dlc_a",
+    "dlc_b",
+    "dlc_f",
+    "dlc_collapsed",
+    "dlc_mask",
+    "dlc_e",
+    "sc",
+    "sc_tis",
+    "pg",
+    "tis",
+    "seq_tis",
+    "ppo",
+    "gspo",
+    "cispo",
+    "m2po",
+    "geo",
+)
 
 
 def rules(r):
     """One of each, from `lockstep.reference` or `lockstep.torch`."""
     return {
-        "dlc_a": r.form_a(), "dlc_b": r.form_b(), "dlc_f": r.form_f(), "dlc_collapsed": r.form_a(tail="collapsed"),
-        "dlc_mask": r.Dlc(r.LagMask(0.8, 1.2), tail="collapsed"), "dlc_e": r.form_e(r.PpoClip(0.1, 0.1)), "sc": r.ScoreCentring(),
-        "sc_tis": r.ScoreCentring("truncated", cap=1.1), "pg": r.Importance(None), "tis": r.Importance("numeric", "token", 1.01),
-        "seq_tis": r.Importance("full", "sequence", 2.0), "ppo": r.Ppo(r.PpoClip(0.1, 0.1), 1.5, "lag"), "gspo": r.Gspo(r.PpoClip(0.01, 0.01)),
-        "cispo": r.Cispo(), "m2po": r.M2po("areal", 0.04), "geo": r.Rejection(r.Importance(None), (r.Criterion.parse("seq_mean_k1", "0.9_1.1"),)),
+        "dlc_a": r.form_a(),
+        "dlc_b": r.form_b(),
+        "dlc_f": r.form_f(),
+        "dlc_collapsed": r.form_a(tail="collapsed"),
+        "dlc_mask": r.Dlc(r.LagMask(0.8, 1.2), tail="collapsed"),
+        "dlc_e": r.form_e(r.PpoClip(0.1, 0.1)),
+        "sc": r.ScoreCentring(),
+        "sc_tis": r.ScoreCentring("truncated", cap=1.1),
+        "pg": r.Importance(None),
+        "tis": r.Importance("numeric", "token", 1.01),
+        "seq_tis": r.Importance("full", "sequence", 2.0),
+        "ppo": r.Ppo(r.PpoClip(0.1, 0.1), 1.5, "lag"),
+        "gspo": r.Gspo(r.PpoClip(0.01, 0.01)),
+        "cispo": r.Cispo(),
+        "m2po": r.M2po("areal", 0.04),
+        "geo": r.Rejection(r.Importance(None), (r.Criterion.parse("seq_mean_k1", "0.9_1.1"),)),
     }

@@ -1,7 +1,6 @@
 """The numpy reference against the worked values."""
 
 import pytest
-
 from checkers import CHECKERS
 from golden import COMMITTED, DIRECTORY, Golden, reference_run
 

@@ -21,7 +21,10 @@ def test_the_generated_code_is_current():
         (root / "lockstep.proto").write_bytes((PACKAGE / "../../middleware/proto/lockstep.proto").read_bytes())
         out = Path(work) / "set"
         include = f"-I{Path(grpc_tools.__file__).parent / '_proto'}"
-        assert protoc.main(["protoc", f"-I{work}", include, f"--descriptor_set_out={out}", "lockstep/wire/lockstep.proto"]) == 0
+        assert (
+            protoc.main(["protoc", f"-I{work}", include, f"--descriptor_set_out={out}", "lockstep/wire/lockstep.proto"])
+            == 0
+        )
         fresh = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
     committed = descriptor_pb2.FileDescriptorProto()
     lockstep_pb2.DESCRIPTOR.CopyToProto(committed)
@@ -35,4 +38,6 @@ def test_the_generated_code_is_current():
     assert stubs == {service.name for service in fresh.service}
     for service in fresh.service:
         servicer = getattr(lockstep_pb2_grpc, f"{service.name}Servicer")
-        assert {method.name for method in service.method} == {name for name in dir(servicer) if not name.startswith("_")}
+        assert {method.name for method in service.method} == {
+            name for name in dir(servicer) if not name.startswith("_")
+        }

@@ -11,6 +11,20 @@ from .words import Consumed, Decision, Description, Plan, RolloutId, SamplingPar
 
 __version__ = "0.1.0"
 __all__ = [
-    "Batch", "Behavior", "Client", "Consumed", "Decision", "Description", "Plan", "Rest", "RolloutId", "SamplingParams", "Segment",
-    "Stamp", "SupportLogProbs", "WeightVersion", "__version__", "connect",
+    "Batch",
+    "Behavior",
+    "Client",
+    "Consumed",
+    "Decision",
+    "Description",
+    "Plan",
+    "Rest",
+    "RolloutId",
+    "SamplingParams",
+    "Segment",
+    "Stamp",
+    "SupportLogProbs",
+    "WeightVersion",
+    "__version__",
+    "connect",
 ]

@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 import grpc
 
 from .batch import Batch, BatchReader
-from .calls import OPTIONS, Settings, backoff, consumed_of, decision_of, default_consumer, explained, is_lost, plan_of, report_of, rewards_of
+from .calls import (
+    OPTIONS,
+    Settings,
+    backoff,
+    consumed_of,
+    decision_of,
+    default_consumer,
+    explained,
+    is_lost,
+    plan_of,
+    report_of,
+    rewards_of,
+)
 from .errors import Refused
 from .rules.ess import EssReport
 from .wire import lockstep_pb2 as pb
@@ -20,7 +32,9 @@ from .words import Consumed, Decision, Description, Plan, RolloutId, Stamp, Weig
 A = TypeVar("A")
 
 
-def connect(address: str, *, consumer: str | None = None, rank: int = 0, ranks: int = 1, patience: float = 60.0) -> Client:
+def connect(
+    address: str, *, consumer: str | None = None, rank: int = 0, ranks: int = 1, patience: float = 60.0
+) -> Client:
     """As `lockstep.connect`; call it where a loop runs."""
     return Client(address, Settings(consumer or default_consumer(), rank, ranks, patience))
 
@@ -92,7 +106,9 @@ class Client:
     async def open_plan(self, groups: int, answers: int) -> Plan:
         """Driven: fixes the membership of one batch."""
         await self._beat()
-        return plan_of(await self._once("open_plan", self._stub.OpenPlan, pb.OpenPlanRequest(groups=groups, answers=answers)))
+        return plan_of(
+            await self._once("open_plan", self._stub.OpenPlan, pb.OpenPlanRequest(groups=groups, answers=answers))
+        )
 
     async def seal(self, plan: Plan | int) -> Batch:
         """Driven: waits for every rollout of the plan."""
@@ -123,7 +139,11 @@ class Client:
         tokens: int,
     ) -> Decision:
         """The statistics of a step."""
-        return decision_of(await self._once("report_step", self._stub.ReportStep, report_of(before, after, metrics, ess, gradient_norm, tokens)))
+        return decision_of(
+            await self._once(
+                "report_step", self._stub.ReportStep, report_of(before, after, metrics, ess, gradient_norm, tokens)
+            )
+        )
 
     async def synchronise(self, version: WeightVersion, path: str, digest: bytes = b"") -> Stamp:
         """Gives the sampler new weights."""
@@ -132,8 +152,9 @@ class Client:
 
     async def _beat(self) -> None:
         if self._heart is None:
-            every = max((await self.describe()).lease_seconds / 3, 0.05)
-            self._heart = asyncio.create_task(self._beats(every), name="lockstep-heartbeat")
+            lease = (await self.describe()).lease_seconds
+            if lease > 0:
+                self._heart = asyncio.create_task(self._beats(lease / 3), name="lockstep-heartbeat")
 
     async def _beats(self, every: float) -> None:
         while True:

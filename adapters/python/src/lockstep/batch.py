@@ -68,7 +68,9 @@ class Batch:
         """
         for segment in self.segments:
             if segment.stamp.version is None:
-                raise UnknownVersion(f"rollout {self.ids[segment.rollout]}, token {segment.start}: the sampler declared no version")
+                raise UnknownVersion(
+                    f"rollout {self.ids[segment.rollout]}, token {segment.start}: the sampler declared no version"
+                )
         return tuple(sorted({segment.stamp.version for segment in self.segments if segment.stamp.version is not None}))
 
     def rows_at(self, version: WeightVersion) -> Any:
@@ -97,7 +99,9 @@ class Batch:
         """
         found = {params.temperature for params in self.params}
         if len(found) != 1:
-            raise WireError(f"plan {self.plan} was asked at temperatures {sorted(found)}: take its rollouts apart by temperature")
+            raise WireError(
+                f"plan {self.plan} was asked at temperatures {sorted(found)}: take its rollouts apart by temperature"
+            )
         return found.pop()
 
     def advantages(self, deviation: Deviation = MEAN_ONLY) -> Any:
@@ -112,7 +116,11 @@ class Batch:
             for group, size in zip(self.groups, self.group_sizes):
                 here = int((self.groups == group).sum())
                 if here != size:
-                    raise LengthMismatch(f"group {group} in a part of plan {self.plan} (take advantages from the whole batch); it", here, int(size))
+                    raise LengthMismatch(
+                        f"group {group} in a part of plan {self.plan} (take advantages from the whole batch); it",
+                        here,
+                        int(size),
+                    )
         return np.repeat(advantages(self.rewards, self.groups, deviation), self.lengths)
 
     def rollout(self, index: int) -> tuple[Any, Any]:
@@ -127,18 +135,37 @@ class Batch:
         segments = []
         for place, i in enumerate(rollouts):
             shift = int(starts[place] - self.starts[i])
-            segments += [replace(s, rollout=place, start=s.start + shift, end=s.end + shift) for s in self.segments if s.rollout == i]
+            segments += [
+                replace(s, rollout=place, start=s.start + shift, end=s.end + shift)
+                for s in self.segments
+                if s.rollout == i
+            ]
         log_s = self.log_s
         if log_s is not None:
             entries = self.behavior.entries_of(rows)
-            log_s = SupportLogProbs(log_s.log_p[entries], log_s.log_p_sampled[rows], None if log_s.log_rest is None else log_s.log_rest[rows])
+            log_s = SupportLogProbs(
+                log_s.log_p[entries],
+                log_s.log_p_sampled[rows],
+                None if log_s.log_rest is None else log_s.log_rest[rows],
+            )
 
         def pick(column: Any) -> Any:
             return tuple(column[i] for i in rollouts)
 
         return Batch(
-            self.plan, pick(self.ids), self.groups[rollouts], pick(self.prompts), pick(self.params), starts, self.behavior.select(rows),
-            tuple(segments), pick(self.stops), None if self.rewards is None else self.rewards[rollouts], log_s, self.profiles, self._sizes()[rollouts],
+            self.plan,
+            pick(self.ids),
+            self.groups[rollouts],
+            pick(self.prompts),
+            pick(self.params),
+            starts,
+            self.behavior.select(rows),
+            tuple(segments),
+            pick(self.stops),
+            None if self.rewards is None else self.rewards[rollouts],
+            log_s,
+            self.profiles,
+            self._sizes()[rollouts],
         )
 
     def _sizes(self) -> Any:
@@ -164,8 +191,15 @@ class Batch:
 
     def consumed(self, mask: Any = None) -> list[Consumed]:
         """What a trainer that used this batch has consumed, given its mask of the tokens ``[T]``."""
-        kept = self.lengths if mask is None else np.add.reduceat(np.append(np.asarray(mask, np.int64), 0), self.starts[:-1])
-        return [Consumed(rollout, int(n), int(k)) for rollout, n, k in zip(self.ids, self.lengths, np.where(self.lengths > 0, kept, 0))]
+        kept = (
+            self.lengths
+            if mask is None
+            else np.add.reduceat(np.append(np.asarray(mask, np.int64), 0), self.starts[:-1])
+        )
+        return [
+            Consumed(rollout, int(n), int(k))
+            for rollout, n, k in zip(self.ids, self.lengths, np.where(self.lengths > 0, kept, 0))
+        ]
 
     def scores(self) -> SupportLogProbs:
         """log p_s.
@@ -229,7 +263,9 @@ class BatchReader:
             if kind is None:
                 raise WireError("batch piece has no content")
             if (kind == "header") != (self.header is None):
-                raise WireError("a batch does not begin with its header" if self.header is None else "a batch has two headers")
+                raise WireError(
+                    "a batch does not begin with its header" if self.header is None else "a batch has two headers"
+                )
             getattr(self, f"_{kind}")(getattr(piece, kind))
 
     def _header(self, header: Any) -> None:
@@ -254,12 +290,19 @@ class BatchReader:
     def _delta(self, delta: Any) -> None:
         own = delta.rollout
         if not self._ids or own.index != self._ids[-1].index or own.plan != self._ids[-1].plan:
-            raise WireError(f"a delta of rollout {RolloutId.of(delta.rollout)} follows the request of {self._ids[-1] if self._ids else 'none'}")
+            raise WireError(
+                f"a delta of rollout {RolloutId.of(delta.rollout)} follows the request of {self._ids[-1] if self._ids else 'none'}"
+            )
         at = self._starts[-1] - self._starts[-2]
         if self._finished or delta.start != at:
-            raise WireError(f"rollout {self._ids[-1]}: a delta starts at {delta.start}, not at {at}" + (", after its finish" if self._finished else ""))
+            raise WireError(
+                f"rollout {self._ids[-1]}: a delta starts at {delta.start}, not at {at}"
+                + (", after its finish" if self._finished else "")
+            )
         if delta.profile >= len(self.header.profiles):
-            raise WireError(f"profile {delta.profile} of a delta is not among the {len(self.header.profiles)} sent before")
+            raise WireError(
+                f"profile {delta.profile} of a delta is not among the {len(self.header.profiles)} sent before"
+            )
         count = self._behavior(delta.behavior)
         if count:
             text = delta.stamp.SerializeToString()
@@ -290,14 +333,20 @@ class BatchReader:
         if len(log_q) != len(ids):
             raise LengthMismatch("column log_q", len(log_q) // 4, entries)
         if offsets[0] != 0 or offsets[-1] != entries:
-            raise LengthMismatch("column offsets, which ascends from 0 to the number of entries,", int(offsets[-1]), entries)
+            raise LengthMismatch(
+                "column offsets, which ascends from 0 to the number of entries,", int(offsets[-1]), entries
+            )
         self._tokens += tokens
         self._entry_ids += ids
         self._log_q += log_q
         self._offsets += memoryview(offsets[1:] + np.uint32(self._entries)).cast("B")
         if behavior.HasField("rest"):
             rest = behavior.rest
-            columns = Rest(u32(rest.vocabulary, "vocabulary"), f32(rest.log_q_sampled, "log_q_sampled"), f32(rest.log_rest, "log_rest"))
+            columns = Rest(
+                u32(rest.vocabulary, "vocabulary"),
+                f32(rest.log_q_sampled, "log_q_sampled"),
+                f32(rest.log_rest, "log_rest"),
+            )
             for name in ("vocabulary", "log_q_sampled", "log_rest"):
                 if len(getattr(columns, name)) != count:
                     raise LengthMismatch(f"column {name}", len(getattr(columns, name)), count)
@@ -327,7 +376,11 @@ class BatchReader:
         vocabulary, rest = np.zeros(count, np.uint32), np.full(count, -np.inf, np.float32)
         # Exact rows of deltas without the columns: their own log-prob stands in the entries.
         at = behavior.drawn
-        own = np.where(at >= 0, behavior.log_q[np.maximum(at, 0)], 0.0).astype(np.float32) if len(behavior.log_q) else np.zeros(count, np.float32)
+        own = (
+            np.where(at >= 0, behavior.log_q[np.maximum(at, 0)], 0.0).astype(np.float32)
+            if len(behavior.log_q)
+            else np.zeros(count, np.float32)
+        )
         for start, columns in self._rests:
             rows = slice(start, start + len(columns.log_rest))
             vocabulary[rows], own[rows], rest[rows] = columns.vocabulary, columns.log_q_sampled, columns.log_rest
@@ -350,7 +403,11 @@ class BatchReader:
                 if parts is not None:
                     values = np.concatenate(parts)
                     if len(values) != piece.end - piece.start:
-                        raise LengthMismatch(f"log_rest of segment {number} of rollout {self._ids[piece.rollout]}", len(values), piece.end - piece.start)
+                        raise LengthMismatch(
+                            f"log_rest of segment {number} of rollout {self._ids[piece.rollout]}",
+                            len(values),
+                            piece.end - piece.start,
+                        )
                     rest[piece.start : piece.end] = values
         return SupportLogProbs(log_p, sampled, rest).check(behavior)
 
@@ -368,13 +425,28 @@ class BatchReader:
             raise WireError(f"the offsets descend at token {at} of the batch, from {offsets[at]} to {offsets[at + 1]}")
         temperature = temperatures.pop() if len(temperatures) == 1 else None
         bare = Behavior(
-            np.frombuffer(self._tokens, "<u4"), offsets, np.frombuffer(self._entry_ids, "<u4"), np.frombuffer(self._log_q, "<f4"), None, temperature
+            np.frombuffer(self._tokens, "<u4"),
+            offsets,
+            np.frombuffer(self._entry_ids, "<u4"),
+            np.frombuffer(self._log_q, "<f4"),
+            None,
+            temperature,
         )
         behavior = replace(bare, rest=self._rest(bare)) if self._rests else bare
         if self._rewards and len(self._rewards) != len(self._ids):
             raise LengthMismatch("rewards", len(self._rewards), len(self._ids))
         rewards = np.array([self._rewards[i] for i in range(len(self._ids))]) if self._rewards else None
         return Batch(
-            self.header.plan, tuple(self._ids), np.array(self._groups), tuple(self._prompts), tuple(self._params), np.array(self._starts),
-            behavior, tuple(self._segments), tuple(self._stops), rewards, self._log_s(behavior), tuple(self.header.profiles),
+            self.header.plan,
+            tuple(self._ids),
+            np.array(self._groups),
+            tuple(self._prompts),
+            tuple(self._params),
+            np.array(self._starts),
+            behavior,
+            tuple(self._segments),
+            tuple(self._stops),
+            rewards,
+            self._log_s(behavior),
+            tuple(self.header.profiles),
         )

@@ -124,7 +124,8 @@ class Behavior:
         if self.rest is not None:
             return self.rest
         return Rest(
-            np.zeros(len(self), np.uint32), self.log_q_drawn.astype(self.log_q.dtype),
+            np.zeros(len(self), np.uint32),
+            self.log_q_drawn.astype(self.log_q.dtype),
             np.full(len(self), -np.inf, self.log_q.dtype),
         )
 
@@ -248,7 +249,10 @@ class Behavior:
             )
         if self.rest is None:
             return
-        for name, values in [("log mass of the unknown entries", self.rest.log_rest), ("log q of the drawn token", self.rest.log_q_sampled)]:
+        for name, values in [
+            ("log mass of the unknown entries", self.rest.log_rest),
+            ("log q of the drawn token", self.rest.log_q_sampled),
+        ]:
             wrong = np.flatnonzero(partial & ~(np.isfinite(values) & (values <= 0)))
             if len(wrong):
                 raise NotALogProb(f"at position {wrong[0]}: {name} {values[wrong[0]]} is not a finite number <= 0")
@@ -282,20 +286,29 @@ class Behavior:
         at_entry = self.drawn[rows]
         listed = np.where(at_entry >= 0, self.log_q[np.maximum(at_entry, 0)] if len(self.log_q) else -np.inf, -np.inf)
         known = np.isfinite(listed)
-        differs = known & (np.abs(own - np.where(known, listed, 0)) > LOG_PROB_ATOL + LOG_PROB_RTOL * np.abs(np.where(known, listed, 0)))
+        differs = known & (
+            np.abs(own - np.where(known, listed, 0))
+            > LOG_PROB_ATOL + LOG_PROB_RTOL * np.abs(np.where(known, listed, 0))
+        )
         if differs.any():
             i = int(np.flatnonzero(differs)[0])
-            raise SupportError(f"at position {rows[i]}: the drawn token has log-prob {own[i]}, but {listed[i]} as an entry of its support")
+            raise SupportError(
+                f"at position {rows[i]}: the drawn token has log-prob {own[i]}, but {listed[i]} as an entry of its support"
+            )
         bound = self.rest.log_rest[rows].astype(np.float64)
         above = ~known & (own > bound + LOG_PROB_ATOL + LOG_PROB_RTOL * np.abs(bound))
         if above.any():
             i = int(np.flatnonzero(above)[0])
-            raise SupportError(f"at position {rows[i]}: the drawn token lies in the tail with log-prob {own[i]}, above the tail's log mass {bound[i]}")
+            raise SupportError(
+                f"at position {rows[i]}: the drawn token lies in the tail with log-prob {own[i]}, above the tail's log mass {bound[i]}"
+            )
         size = self.rest.vocabulary[rows]
         outside = (size > 0) & (self.tokens[rows] >= size)
         if outside.any():
             i = int(np.flatnonzero(outside)[0])
-            raise OutsideVocabulary(f"at position {rows[i]}: token {self.tokens[rows[i]]} is outside the vocabulary of {size[i]}")
+            raise OutsideVocabulary(
+                f"at position {rows[i]}: token {self.tokens[rows[i]]} is outside the vocabulary of {size[i]}"
+            )
 
     def _check_mass(self) -> None:
         known = np.bincount(self.row, np.exp(self.log_q.astype(np.float64)), len(self))

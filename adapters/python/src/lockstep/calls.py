@@ -54,7 +54,9 @@ def backoff(attempt: int) -> float:
 
 def is_lost(error: Any) -> bool:
     """Whether the middleware went away, so that a call that may be repeated is."""
-    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) or "Socket closed" in str(error.details())
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) or "Socket closed" in str(
+        error.details()
+    )
 
 
 def explained(error: Any, what: str) -> Exception:
@@ -81,7 +83,11 @@ def rewards_of(rewards: Mapping[RolloutId, float]) -> Any:
     for rollout, reward in rewards.items():
         if not math.isfinite(reward):
             raise NotANumber(f"reward {reward} of rollout {rollout} is not finite")
-    return pb.Rewards(rewards=[pb.RolloutReward(rollout=rollout.message(), reward=float(reward)) for rollout, reward in rewards.items()])
+    return pb.Rewards(
+        rewards=[
+            pb.RolloutReward(rollout=rollout.message(), reward=float(reward)) for rollout, reward in rewards.items()
+        ]
+    )
 
 
 def consumed_of(plan: int, consumed: Iterable[Consumed]) -> Any:
@@ -108,14 +114,27 @@ def report_of(
 
     rows = [
         pb.Ess(
-            drawn_at=version.message(), token=e.token, sequence=e.sequence, horizon=e.horizon, horizon_tokens=e.horizon_tokens,
-            sequences=e.sequences, tokens=e.tokens,
+            drawn_at=version.message(),
+            token=e.token,
+            sequence=e.sequence,
+            horizon=e.horizon,
+            horizon_tokens=e.horizon_tokens,
+            sequences=e.sequences,
+            tokens=e.tokens,
         )
         for version, e in ess.items()
     ]
     return pb.StepReport(
-        before=before.message(), after=after.message(), loss=metrics["loss"], gradient_norm=gradient_norm, lag=term("lag"), numeric=term("numeric"),
-        clipped_share=metrics.get("clipped_share", 0.0), support_size=metrics["support_size"], tokens=tokens, ess=rows,
+        before=before.message(),
+        after=after.message(),
+        loss=metrics["loss"],
+        gradient_norm=gradient_norm,
+        lag=term("lag"),
+        numeric=term("numeric"),
+        clipped_share=metrics.get("clipped_share", 0.0),
+        support_size=metrics["support_size"],
+        tokens=tokens,
+        ess=rows,
     )
 
 

@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 import grpc
 
 from .batch import Batch, BatchReader
-from .calls import OPTIONS, Settings, backoff, consumed_of, decision_of, default_consumer, explained, is_lost, plan_of, report_of, rewards_of
+from .calls import (
+    OPTIONS,
+    Settings,
+    backoff,
+    consumed_of,
+    decision_of,
+    default_consumer,
+    explained,
+    is_lost,
+    plan_of,
+    report_of,
+    rewards_of,
+)
 from .errors import Refused
 from .rules.ess import EssReport
 from .wire import lockstep_pb2 as pb
@@ -20,7 +32,9 @@ from .words import Consumed, Decision, Description, Plan, RolloutId, Stamp, Weig
 A = TypeVar("A")
 
 
-def connect(address: str, *, consumer: str | None = None, rank: int = 0, ranks: int = 1, patience: float = 60.0) -> Client:
+def connect(
+    address: str, *, consumer: str | None = None, rank: int = 0, ranks: int = 1, patience: float = 60.0
+) -> Client:
     """A client of `lockstep serve`.
 
     Args:
@@ -151,8 +165,13 @@ class Client:
     def _beat(self) -> None:
         with self._starting:
             if self._heart is None:
-                every = max(self.describe().lease_seconds / 3, 0.05)
-                self._heart = threading.Thread(target=self._beats, args=(every,), name="lockstep-heartbeat", daemon=True)
+                lease = self.describe().lease_seconds
+                if lease == 0:
+                    return
+                every = lease / 3
+                self._heart = threading.Thread(
+                    target=self._beats, args=(every,), name="lockstep-heartbeat", daemon=True
+                )
                 self._heart.start()
 
     def _beats(self, every: float) -> None:

@@ -1,6 +1,6 @@
 """Serves a torch model as the contract's `Trainer`, so that the conformance suite can question it.
 
-    python -m lockstep.probe --model package.module:function [--listen 127.0.0.1:0] [--out DIRECTORY]
+    python -m lockstep.probe --model package.module:function [--listen 127.0.0.1:0] [--epoch 0] [--out DIRECTORY]
 
 The function returns a Hugging Face causal model, or ``(model, optimizer)``; with an optimizer it can also be asked to step.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ import torch
 
 from .batch import Batch, BatchReader, u32
 from .behavior import Behavior, SupportLogProbs
+from .calls import report_of
 from .errors import LockstepError, MissingScores, NotSupported, UnknownVersion, WireError
-from .rules import Dlc, EssReport, Fixed, Importance, LagClip
+from .rules import Dlc, Fixed, Importance, LagClip
 from .snapshots import SnapshotStore
-from .torch.loss import loss
+from .torch.loss import combined, ess_by_version, loss
 from .torch.model import batch_loss, project_causal, projected
 from .torch.source import Projection
 from .wire import lockstep_pb2 as pb
@@ -37,7 +38,15 @@ CHUNK_BYTES = 1 << 20
 class Probe:
     """A model that answers questions; one at a time."""
 
-    def __init__(self, model: Any, optimizer: Any = None, *, project: Any = project_causal, out: Path | None = None, epoch: int = 1) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        project: Any = project_causal,
+        out: Path | None = None,
+        epoch: int = 0,
+    ) -> None:
         self.model, self.optimizer, self.project, self.out = model, optimizer, project, out
         self.version = WeightVersion(epoch, 0)
         self.store = SnapshotStore(model, project=project)
@@ -46,9 +55,14 @@ class Probe:
 
     def gradient(self, message: Any) -> list[float]:
         """Gradient of a given ``(w, c)`` loss with respect to the logits of one position, over its support, at advantage 1."""
-        tokens, support = u32(message.tokens, "tokens").astype(np.int64), u32(message.support, "support").astype(np.int64)
+        tokens, support = (
+            u32(message.tokens, "tokens").astype(np.int64),
+            u32(message.support, "support").astype(np.int64),
+        )
         if not 0 < message.position < len(tokens):
-            raise WireError(f"position {message.position} of {len(tokens)} tokens has nothing before it or is none of them")
+            raise WireError(
+                f"position {message.position} of {len(tokens)} tokens has nothing before it or is none of them"
+            )
         if len(message.c) != len(support):
             raise WireError(f"{len(message.c)} centring coefficients for a support of {len(support)} ids")
         device = next(self.model.parameters()).device
@@ -59,9 +73,21 @@ class Probe:
             logits = row.chunk(torch.zeros(1, dtype=torch.long, device=device)).double()
         logits.requires_grad_()
         flat = np.full(len(support), -np.log(len(support)))
-        behavior = Behavior.of_rows([int(tokens[message.position])], [(support.tolist(), flat.tolist())], message.temperature)
-        fixed = Fixed(torch.tensor([message.w], dtype=torch.float64, device=device), torch.tensor(list(message.c), dtype=torch.float64, device=device))
-        loss(logits, behavior, torch.ones(1, dtype=torch.float64), fixed, temperature=message.temperature, reduction="sum").loss.backward()
+        behavior = Behavior.of_rows(
+            [int(tokens[message.position])], [(support.tolist(), flat.tolist())], message.temperature
+        )
+        fixed = Fixed(
+            torch.tensor([message.w], dtype=torch.float64, device=device),
+            torch.tensor(list(message.c), dtype=torch.float64, device=device),
+        )
+        loss(
+            logits,
+            behavior,
+            torch.ones(1, dtype=torch.float64),
+            fixed,
+            temperature=message.temperature,
+            reduction="sum",
+        ).loss.backward()
         return [float(value) for value in logits.grad[0][torch.from_numpy(support).to(device)]]
 
     def step(self, batch: Batch, options: Any) -> Any:
@@ -75,7 +101,15 @@ class Probe:
         for part in batch.split(self.store.rollouts):
             advantages = all_advantages[at : at + len(part.tokens)]
             at += len(part.tokens)
-            output = batch_loss(self.model, part, rule, store=self.store, advantages=advantages, totals=batch.totals, project=self.project)
+            output = batch_loss(
+                self.model,
+                part,
+                rule,
+                store=self.store,
+                advantages=advantages,
+                totals=batch.totals,
+                project=self.project,
+            )
             output.loss.backward()
             outputs.append(output)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), torch.inf)
@@ -88,11 +122,35 @@ class Probe:
         """Writes the weights of a version with safetensors."""
         if self.out is None:
             raise NotSupported("this probe publishes nothing: start it with --out DIRECTORY")
-        from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
+        from safetensors.torch import save_file
 
+        kept, state = self.store.parameters(version), self.model.state_dict()
+        own = {name: kept[name].float().contiguous() for name in sorted(kept) if name in state}
         path = self.out / f"{version}.safetensors"
-        save_file({name: value.contiguous() for name, value in self.store.parameters(version).items()}, str(path))
-        return pb.PublishedWeights(version=version.message(), path=str(path.resolve()))
+        save_file(own, str(path))
+        return pb.PublishedWeights(version=version.message(), path=str(path.resolve()), digest=digest(own))
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """blake3 of (length of name, name, rank, dims, f32 little-endian) of every tensor in name order; counts are u64 little-endian.
+
+    Raises:
+        NotSupported: the package blake3 is not installed; a sampler that proves its weights by their digest needs it.
+    """
+    try:
+        blake3 = importlib.import_module("blake3").blake3
+    except ImportError as error:
+        raise NotSupported(
+            "publishing needs the package blake3, for the digest of the weights: pip install blake3"
+        ) from error
+    hasher = blake3()
+    for name in sorted(tensors):
+        values = tensors[name].detach().cpu().float().numpy()
+        hasher.update(len(name.encode()).to_bytes(8, "little") + name.encode() + values.ndim.to_bytes(8, "little"))
+        for dim in values.shape:
+            hasher.update(int(dim).to_bytes(8, "little"))
+        hasher.update(np.ascontiguousarray(values, "<f4").tobytes())
+    return bytes(hasher.digest())
 
 
 def _rule(message: Any) -> Any:
@@ -107,28 +165,14 @@ def _rule(message: Any) -> Any:
     return Dlc(LagClip(message.dlc.clip_low, message.dlc.clip_high), tail=tails[message.dlc.tail])  # type: ignore[arg-type]
 
 
-def _report(batch: Batch, outputs: list[Any], versions: tuple[WeightVersion, WeightVersion], norm: float, horizon: int) -> Any:
-    from .calls import report_of
-
-    tokens = [len(output.per_token) for output in outputs]
-    metrics: dict[str, float] = {"loss": sum(float(output.loss.detach()) for output in outputs)}
-    lags = torch.cat([output.rows.log_ratio("lag") for output in outputs]) if outputs[0].rows.scores is not None else None
-    if lags is None:
+def _report(
+    batch: Batch, outputs: list[Any], versions: tuple[WeightVersion, WeightVersion], norm: float, horizon: int
+) -> Any:
+    if outputs[0].rows.scores is None:
         raise MissingScores("a report needs log p_s, which did not come with the batch")
-    parts = [output.metrics(horizon) for output in outputs]
-    for name in parts[0]:
-        if name.endswith("max_abs"):
-            metrics[name] = max(part[name] for part in parts)
-        elif name not in ("loss",):
-            metrics[name] = sum(part[name] * n for part, n in zip(parts, tokens)) / sum(tokens)
-    ess = {}
-    for version in batch.versions:
-        of = {s.rollout for s in batch.segments if s.stamp.version == version}
-        alone = [i for i in of if all(s.stamp.version == version for s in batch.segments if s.rollout == i)]
-        rows = np.flatnonzero(np.isin(batch.sequence, alone))
-        if len(rows):
-            ess[version] = EssReport.of(lags[torch.from_numpy(rows)].double().numpy(), batch.sequence[rows], horizon)
-    return report_of(*versions, metrics, ess, norm, sum(tokens))
+    return report_of(
+        *versions, combined(outputs, horizon), ess_by_version(batch, outputs, horizon), norm, len(batch.tokens)
+    )
 
 
 class Service(TrainerServicer):  # type: ignore[misc,unused-ignore]
@@ -151,7 +195,9 @@ class Service(TrainerServicer):  # type: ignore[misc,unused-ignore]
     def Describe(self, request: Any, context: Any) -> Any:
         """Versions it can score at."""
         probe = self.probe
-        return pb.TrainerDescription(version=probe.version.message(), live=[v.message() for v in probe.store.live], snapshots=True)
+        return pb.TrainerDescription(
+            version=probe.version.message(), live=[v.message() for v in probe.store.live], snapshots=True
+        )
 
     def Score(self, request_iterator: Any, context: Any) -> Any:
         """log p over the recorded supports at the header's version."""
@@ -216,7 +262,11 @@ def _score_chunks(batch: Batch, scores: SupportLogProbs) -> Iterator[Any]:
             columns[2] = rest[segment.start : segment.end]
         step = CHUNK_BYTES // 16
         for at in range(0, max(map(len, columns)), step):
-            piece = pb.Scores(rollout=rollout, segment=number, **{n: c[at : at + step].tobytes() for n, c in zip(("log_p", "log_p_sampled", "log_rest"), columns)})
+            piece = pb.Scores(
+                rollout=rollout,
+                segment=number,
+                **{n: c[at : at + step].tobytes() for n, c in zip(("log_p", "log_p_sampled", "log_rest"), columns)},
+            )
             if size and size + piece.ByteSize() > CHUNK_BYTES:
                 yield chunk
                 chunk, size = pb.ScoreChunk(), 0
@@ -236,9 +286,14 @@ def serve(probe: Probe, listen: str = "127.0.0.1:0") -> tuple[Any, int]:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m lockstep.probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m lockstep.probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, help="module:function that returns a model or (model, optimizer)")
     parser.add_argument("--listen", default="127.0.0.1:0")
+    parser.add_argument(
+        "--epoch", type=int, default=0, help="epoch of the first version; the sampler's must be the same"
+    )
     parser.add_argument("--out", type=Path, help="where published weights are written")
     args = parser.parse_args(arguments)
     module, split, function = args.model.partition(":")
@@ -246,7 +301,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--model {args.model!r} is not module:function")
     made = getattr(importlib.import_module(module), function)()
     model, optimizer = made if isinstance(made, tuple) else (made, None)
-    server, port = serve(Probe(model, optimizer, out=args.out), args.listen)
+    server, port = serve(Probe(model, optimizer, out=args.out, epoch=args.epoch), args.listen)
     print(f"listening on {args.listen.rsplit(':', 1)[0]}:{port}", flush=True)
     server.wait_for_termination()
 

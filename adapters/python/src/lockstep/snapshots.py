@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,9 +76,13 @@ class SnapshotStore:
         """
         with self._lock:
             if not self._kept:
-                raise NoSnapshots(f"no weights were kept, so p_s at version {version} cannot be computed: keep() each version before its first update")
+                raise NoSnapshots(
+                    f"no weights were kept, so p_s at version {version} cannot be computed: keep() each version before its first update"
+                )
             if version not in self._kept:
-                raise UnknownVersion(f"version {version} is not among the {len(self._kept)} that are kept ({', '.join(map(str, self.live))})")
+                raise UnknownVersion(
+                    f"version {version} is not among the {len(self._kept)} that are kept ({', '.join(map(str, self.live))})"
+                )
             return self._kept[version]
 
     def load(self, version: WeightVersion) -> dict[str, Tensor]:
@@ -94,10 +97,16 @@ class SnapshotStore:
         parts = []
         with _evaluating(self.model):
             for part in batch.split(self.rollouts):
-                parts.append(support_logprobs(source(self.model, part, parameters, self.project), part.behavior, batch.temperature))
+                parts.append(
+                    support_logprobs(
+                        source(self.model, part, parameters, self.project), part.behavior, batch.temperature
+                    )
+                )
         rest = None
         if batch.behavior.rest is not None:
-            rest = torch.cat([torch.full_like(p.log_p_sampled, -torch.inf) if p.log_rest is None else p.log_rest for p in parts])
+            rest = torch.cat(
+                [torch.full_like(p.log_p_sampled, -torch.inf) if p.log_rest is None else p.log_rest for p in parts]
+            )
         return SupportLogProbs(torch.cat([p.log_p for p in parts]), torch.cat([p.log_p_sampled for p in parts]), rest)
 
     def log_s(self, batch: Batch) -> SupportLogProbs:
@@ -123,7 +132,9 @@ class SnapshotStore:
         """
         versions = batch.versions
         if len(versions) != 1:
-            raise NotSupported(f"a tail on p_s over the vocabulary needs one version a micro-batch, not {len(versions)}: use tail='collapsed'")
+            raise NotSupported(
+                f"a tail on p_s over the vocabulary needs one version a micro-batch, not {len(versions)}: use tail='collapsed'"
+            )
         with _evaluating(self.model):
             return source(self.model, batch, self.load(versions[0]), self.project)
 

@@ -22,7 +22,7 @@ class WeightVersion:
     step: int
 
     def __str__(self) -> str:
-        return f"{self.epoch}.{self.step}"
+        return f"e{self.epoch}.s{self.step}"
 
     def message(self) -> Any:
         """For the wire."""
@@ -42,7 +42,7 @@ class RolloutId:
     index: int
 
     def __str__(self) -> str:
-        return f"{self.plan}/{self.index}"
+        return f"p{self.plan}.r{self.index}"
 
     def message(self) -> Any:
         """For the wire."""
@@ -136,7 +136,12 @@ class Description:
             raise WireError(f"stage is {message.stage}, not one of {sorted(_STAGE)}")
         stamp = Stamp.of(message.stamp) if message.HasField("stamp") else None
         return Description(
-            message.lockstep_version, _STAGE[message.stage], stamp, message.pull, message.lease_seconds, message.sampler.vocabulary
+            message.lockstep_version,
+            _STAGE[message.stage],
+            stamp,
+            message.pull,
+            message.lease_seconds,
+            message.sampler.vocabulary,
         )
 
 
@@ -151,7 +156,7 @@ class Plan:
     def headers(self, place: int) -> dict[str, str]:
         """What a request for this place of the plan carries."""
         rollout = self.rollouts[place]
-        return {"X-Plan-ID": str(self.plan), "X-Rollout-ID": str(rollout.index)}
+        return {"X-Plan-ID": str(self.plan), "X-Rollout-ID": str(rollout)}
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from types import SimpleNamespace
 
 import torch
-from torch import nn
-
 from fake import VOCABULARY
+from torch import nn
 
 
 class Decoder(nn.Module):

@@ -1,16 +1,15 @@
 """The autograd function: every kind of support, chunks, bf16, shards, wrong use."""
 
-
 import numpy as np
 import pytest
 import torch
+from mixed import RULE_NAMES, mixed, rules
 from torch.autograd.gradcheck import GradcheckError
 from torch.multiprocessing import spawn
 
 from lockstep import Behavior, SupportLogProbs, errors
 from lockstep import reference as ref
 from lockstep import torch as lt
-from mixed import RULE_NAMES, mixed, rules
 
 T, V, H = 12, 30, 7
 
@@ -23,13 +22,25 @@ def problem(kinds="esph", seed=0):
 
 def run(make, theta, s, behavior, advantages, rule, sequence, **options):
     z = torch.tensor(theta, requires_grad=True)
-    out = lt.loss(make(z), behavior, torch.tensor(advantages), rule, temperature=0.7, sampler=make(torch.tensor(s)), sequence=sequence, reduction="sum", **options)
+    out = lt.loss(
+        make(z),
+        behavior,
+        torch.tensor(advantages),
+        rule,
+        temperature=0.7,
+        sampler=make(torch.tensor(s)),
+        sequence=sequence,
+        reduction="sum",
+        **options,
+    )
     out.loss.backward()
     return out, z.grad.numpy()
 
 
 @pytest.mark.parametrize("name", RULE_NAMES)
-@pytest.mark.parametrize("make", [lt.Logits, lambda z: lt.Projection(z, torch.eye(V, dtype=z.dtype))], ids=["logits", "hidden"])
+@pytest.mark.parametrize(
+    "make", [lt.Logits, lambda z: lt.Projection(z, torch.eye(V, dtype=z.dtype))], ids=["logits", "hidden"]
+)
 def test_torch_and_numpy_agree_on_mixed_supports(name, make):
     theta, s, behavior, advantages, sequence = problem()
     want = ref.loss(theta, behavior, advantages, rules(ref)[name], temperature=0.7, sampler_logits=s, sequence=sequence)
@@ -75,7 +86,9 @@ def test_log_s_and_a_sampler_give_the_same_loss():
     log_s = lt.support_logprobs(torch.tensor(s), behavior, 0.7, chunk_bytes=1)
     want, gradient = run(lt.Logits, theta, s, behavior, advantages, lt.form_a(), sequence)
     z = torch.tensor(theta, requires_grad=True)
-    out = lt.dlc_loss(z, behavior, torch.tensor(advantages), temperature=0.7, log_s=log_s, sequence=sequence, reduction="sum")
+    out = lt.dlc_loss(
+        z, behavior, torch.tensor(advantages), temperature=0.7, log_s=log_s, sequence=sequence, reduction="sum"
+    )
     out.loss.backward()
     np.testing.assert_allclose(z.grad.numpy(), gradient, rtol=1e-12, atol=1e-14)
     assert torch.equal(out.per_token, want.per_token)
@@ -83,7 +96,10 @@ def test_log_s_and_a_sampler_give_the_same_loss():
 
 def test_scores_match_the_reference():
     theta, _, behavior, _, _ = problem()
-    want, found = ref.support_logprobs(theta, behavior, 0.7), lt.support_logprobs(torch.tensor(theta), behavior, 0.7, chunk_bytes=1)
+    want, found = (
+        ref.support_logprobs(theta, behavior, 0.7),
+        lt.support_logprobs(torch.tensor(theta), behavior, 0.7, chunk_bytes=1),
+    )
     for name in ("log_p", "log_p_sampled"):
         np.testing.assert_allclose(getattr(found, name).numpy(), getattr(want, name), rtol=1e-12, atol=1e-14)
     finite = np.isfinite(behavior.rest.log_rest)
@@ -113,10 +129,18 @@ def test_a_bf16_model_has_an_f32_head():
     hidden, weight = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((T, H), (V, H)))
     h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     options = {"temperature": 0.7, "sequence": sequence}
-    half = lt.dlc_loss(lt.Projection(h, w), behavior, torch.tensor(advantages), sampler=lt.Projection(hidden, weight), **options)
+    half = lt.dlc_loss(
+        lt.Projection(h, w), behavior, torch.tensor(advantages), sampler=lt.Projection(hidden, weight), **options
+    )
     half.loss.backward()
     h64, w64 = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    full = lt.dlc_loss(lt.Projection(h64, w64), behavior, torch.tensor(advantages), sampler=lt.Projection(h64.detach(), w64.detach()), **options)
+    full = lt.dlc_loss(
+        lt.Projection(h64, w64),
+        behavior,
+        torch.tensor(advantages),
+        sampler=lt.Projection(h64.detach(), w64.detach()),
+        **options,
+    )
     full.loss.backward()
     assert half.loss.dtype == torch.float32 and h.grad.dtype == torch.bfloat16
     assert abs(half.loss.item() - full.loss.item()) < 1e-6
@@ -134,10 +158,14 @@ def _shard_worker(rank, path, ranks, name):
     weight = torch.eye(V, dtype=torch.float64)[part].clone().requires_grad_()
     sampler = lt.Projection(torch.tensor(s), weight.detach())
     options = {"temperature": 0.7, "sequence": sequence, "shard": shard, "reduction": "sum", "chunk_bytes": 256}
-    out = lt.loss(lt.Projection(hidden, weight), behavior, torch.tensor(advantages), rules(lt)[name], sampler=sampler, **options)
+    out = lt.loss(
+        lt.Projection(hidden, weight), behavior, torch.tensor(advantages), rules(lt)[name], sampler=sampler, **options
+    )
     out.loss.backward()
     logits = torch.tensor(theta[:, part], requires_grad=True)
-    again = lt.loss(logits, behavior, torch.tensor(advantages), rules(lt)[name], sampler=torch.tensor(s[:, part]), **options)
+    again = lt.loss(
+        logits, behavior, torch.tensor(advantages), rules(lt)[name], sampler=torch.tensor(s[:, part]), **options
+    )
     again.loss.backward()
     torch.save((out.per_token, hidden.grad, weight.grad, logits.grad, again.per_token), f"{path}/{name}{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -160,7 +188,14 @@ def test_shards_of_the_vocabulary_on_two_processes(name, tmp_path):
 
 def wrong(change):
     theta, s, behavior, advantages, sequence = problem()
-    given = {"source": torch.tensor(theta), "behavior": behavior, "advantages": torch.tensor(advantages), "temperature": 0.7, "sampler": torch.tensor(s), "sequence": sequence}
+    given = {
+        "source": torch.tensor(theta),
+        "behavior": behavior,
+        "advantages": torch.tensor(advantages),
+        "temperature": 0.7,
+        "sampler": torch.tensor(s),
+        "sequence": sequence,
+    }
     given.update(change(given))
     return lambda: lt.dlc_loss(given.pop("source"), given.pop("behavior"), given.pop("advantages"), **given)
 
@@ -177,19 +212,63 @@ def bad_q(given):
 
 WRONG = {
     "lengths": (errors.LengthMismatch, "rows of logits has 11 values, not 12", lambda g: {"source": g["source"][1:]}),
-    "advantages": (errors.LengthMismatch, "advantages has (3,) values, not (12,)", lambda g: {"advantages": torch.ones(3)}),
-    "integer advantages": (errors.WrongDtype, "advantages has dtype torch.int64, not a floating type", lambda g: {"advantages": torch.ones(12, dtype=torch.long)}),
-    "integer logits": (errors.WrongDtype, "logits has dtype torch.int64, not a floating type", lambda g: {"source": g["source"].long()}),
-    "temperature": (errors.TemperatureMismatch, "temperature 1.0, but the sampler drew at 0.7", lambda g: {"temperature": 1.0}),
-    "greedy": (errors.InvalidTemperature, "temperature 0.0 is not a finite number above 0", lambda g: {"temperature": 0.0}),
+    "advantages": (
+        errors.LengthMismatch,
+        "advantages has (3,) values, not (12,)",
+        lambda g: {"advantages": torch.ones(3)},
+    ),
+    "integer advantages": (
+        errors.WrongDtype,
+        "advantages has dtype torch.int64, not a floating type",
+        lambda g: {"advantages": torch.ones(12, dtype=torch.long)},
+    ),
+    "integer logits": (
+        errors.WrongDtype,
+        "logits has dtype torch.int64, not a floating type",
+        lambda g: {"source": g["source"].long()},
+    ),
+    "temperature": (
+        errors.TemperatureMismatch,
+        "temperature 1.0, but the sampler drew at 0.7",
+        lambda g: {"temperature": 1.0},
+    ),
+    "greedy": (
+        errors.InvalidTemperature,
+        "temperature 0.0 is not a finite number above 0",
+        lambda g: {"temperature": 0.0},
+    ),
     "recorded temperature": (errors.TemperatureMismatch, "temperature 0.7, but the sampler drew at 1.0", bad_q),
-    "no p_s": (errors.MissingScores, "Dlc needs log p_s of 12 positions and was given none", lambda g: {"sampler": None}),
+    "no p_s": (
+        errors.MissingScores,
+        "Dlc needs log p_s of 12 positions and was given none",
+        lambda g: {"sampler": None},
+    ),
     "nan logits": (errors.NotANumber, "the logits of position 4 have no finite normaliser", nan_row),
-    "nan advantage": (errors.NotANumber, "advantage nan at index 2 of 12 is not finite", lambda g: {"advantages": torch.tensor([1.0, 1, np.nan] + [1.0] * 9)}),
-    "small vocabulary": (errors.OutsideVocabulary, "is outside the trainer's vocabulary of 4", lambda g: {"source": g["source"][:, :4], "sampler": g["sampler"][:, :4]}),
-    "nothing active": (errors.LengthMismatch, "active positions has 0 values", lambda g: {"mask": torch.zeros(12, dtype=torch.bool)}),
-    "scores of another batch": (errors.LengthMismatch, "log_p has 3 values", lambda g: {"sampler": None, "log_s": SupportLogProbs(torch.zeros(3), torch.zeros(12), None)}),
-    "no tail on p_s": (errors.MissingScores, "whole distribution at the sampler's weights", lambda g: {"sampler": None, "log_s": lt.support_logprobs(g["sampler"], g["behavior"], 0.7)}),
+    "nan advantage": (
+        errors.NotANumber,
+        "advantage nan at index 2 of 12 is not finite",
+        lambda g: {"advantages": torch.tensor([1.0, 1, np.nan] + [1.0] * 9)},
+    ),
+    "small vocabulary": (
+        errors.OutsideVocabulary,
+        "is outside the trainer's vocabulary of 4",
+        lambda g: {"source": g["source"][:, :4], "sampler": g["sampler"][:, :4]},
+    ),
+    "nothing active": (
+        errors.LengthMismatch,
+        "active positions has 0 values",
+        lambda g: {"mask": torch.zeros(12, dtype=torch.bool)},
+    ),
+    "scores of another batch": (
+        errors.LengthMismatch,
+        "log_p has 3 values",
+        lambda g: {"sampler": None, "log_s": SupportLogProbs(torch.zeros(3), torch.zeros(12), None)},
+    ),
+    "no tail on p_s": (
+        errors.MissingScores,
+        "whole distribution at the sampler's weights",
+        lambda g: {"sampler": None, "log_s": lt.support_logprobs(g["sampler"], g["behavior"], 0.7)},
+    ),
 }
 
 

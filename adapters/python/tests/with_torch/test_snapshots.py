@@ -1,12 +1,12 @@
 """Snapshots by version, and the probe over the wire."""
 
 import grpc
+import models
 import numpy as np
 import pytest
 import torch
-
-import models
 from fake import chunks, pieces
+
 from lockstep import WeightVersion, errors, probe
 from lockstep import torch as lt
 from lockstep.batch import BatchReader
@@ -59,7 +59,12 @@ def test_lag_is_exactly_zero_at_equal_versions():
     with pytest.raises(errors.LengthMismatch, match="take advantages from the whole batch"):
         batch.split(3)[0].advantages()
     small = [part for part in batch.split(store.rollouts)]
-    lag = torch.cat([lt.batch_loss(model, part, store=store, advantages=np.ones(len(part.tokens))).rows.log_ratio("lag") for part in small])
+    lag = torch.cat(
+        [
+            lt.batch_loss(model, part, store=store, advantages=np.ones(len(part.tokens))).rows.log_ratio("lag")
+            for part in small
+        ]
+    )
     assert torch.equal(lag, torch.zeros_like(lag)) and abs(float(out.rows.log_ratio("lag").abs().max())) < 1e-6
 
 
@@ -81,20 +86,20 @@ def test_references_are_counted():
     assert store.live == (V3,)
     store.release(V3)
     assert store.live == ()
-    with pytest.raises(errors.UnknownVersion, match="version 1.3 is not held"):
+    with pytest.raises(errors.UnknownVersion, match="version e1.s3 is not held"):
         store.release(V3)
 
 
 def test_what_cannot_be_scored_is_refused_by_name():
     model, store = kept()
     batch = batch_of()
-    with pytest.raises(errors.UnknownVersion, match=r"version 1.5 is not among the 2 that are kept \(1.3, 1.4\)"):
+    with pytest.raises(errors.UnknownVersion, match=r"version e1.s5 is not among the 2 that are kept \(e1.s3, e1.s4\)"):
         store.score(batch, V5)
     with pytest.raises(errors.NoSnapshots, match="Dlc needs p_s"):
         lt.batch_loss(model, batch)
     with pytest.raises(errors.NoSnapshots, match="no weights were kept"):
         lt.batch_loss(model, batch, store=SnapshotStore(model))
-    with pytest.raises(errors.NotSupported, match="version 1.3 is kept already"):
+    with pytest.raises(errors.NotSupported, match="version e1.s3 is kept already"):
         store.keep(V3)
     dropping = torch.nn.Sequential(model, torch.nn.Dropout(0.1))
     with pytest.raises(errors.NotSupported, match="module 1 drops out at 0.1"):
@@ -106,7 +111,10 @@ def test_micro_batches_add_up_to_the_batch():
     model, store = kept()
     batch = batch_of()
     whole = lt.batch_loss(model, batch, store=store)
-    parts = [lt.batch_loss(model, part, store=store, totals=batch.totals, advantages=advantages) for part, advantages in zip(batch.split(3), np.split(batch.advantages(), [int(batch.starts[3])]))]
+    parts = [
+        lt.batch_loss(model, part, store=store, totals=batch.totals, advantages=advantages)
+        for part, advantages in zip(batch.split(3), np.split(batch.advantages(), [int(batch.starts[3])]))
+    ]
     assert abs(whole.loss.item() - sum(part.loss.item() for part in parts)) < 1e-6
 
 
@@ -123,7 +131,7 @@ def test_a_tail_on_p_s_takes_the_head_of_then():
 @pytest.fixture
 def served(tmp_path):
     model, optimizer = models.make()
-    one = probe.Probe(model, optimizer, out=tmp_path)
+    one = probe.Probe(model, optimizer, out=tmp_path, epoch=1)
     server, port = probe.serve(one)
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield one, TrainerStub(channel)
@@ -151,7 +159,9 @@ def with_scores(out, index, scores):
 
 def test_scores_over_the_wire_are_those_of_the_store(served):
     one, stub = served
-    assert stub.Describe(pb.Empty()) == pb.TrainerDescription(version=one.version.message(), live=[one.version.message()], snapshots=True)
+    assert stub.Describe(pb.Empty()) == pb.TrainerDescription(
+        version=one.version.message(), live=[one.version.message()], snapshots=True
+    )
     scores = [s for chunk in stub.Score(sent(one.version)) for s in chunk.scores]
     assert [(s.rollout, s.segment) for s in scores] == [(0, 0), (1, 0), (2, 0), (3, 0)]
     want = one.store.score(batch_of(steps=(0,)), one.version)
@@ -159,13 +169,20 @@ def test_scores_over_the_wire_are_those_of_the_store(served):
     assert b"".join(s.log_p_sampled for s in scores) == want.log_p_sampled.numpy().tobytes()
     with pytest.raises(grpc.RpcError) as raised:
         list(stub.Score(sent(V5)))
-    assert raised.value.code() == grpc.StatusCode.NOT_FOUND and "version 1.5 is not among" in raised.value.details()
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND and "version e1.s5 is not among" in raised.value.details()
 
 
 def test_gradients_over_the_wire_follow_the_formula(served):
     one, stub = served
     tokens, support, w, c, t = [5, 6, 7, 8], [8, 1, 2], 1.3, [0.4, 0.3, 0.1], 0.7
-    asked = pb.ProbeLoss(tokens=np.array(tokens, "<u4").tobytes(), position=3, support=np.array(support, "<u4").tobytes(), w=w, c=c, temperature=t)
+    asked = pb.ProbeLoss(
+        tokens=np.array(tokens, "<u4").tobytes(),
+        position=3,
+        support=np.array(support, "<u4").tobytes(),
+        w=w,
+        c=c,
+        temperature=t,
+    )
     found = np.array(stub.Gradient(asked).gradient)
     ids = torch.tensor([tokens[:3]])
     hidden, weight, _ = lt.projected(one.model, ids, torch.ones_like(ids))
@@ -173,7 +190,11 @@ def test_gradients_over_the_wire_follow_the_formula(served):
     want = -(w * np.array([1, 0, 0]) - np.array(c) - (w - sum(c)) * p) / t
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
     with pytest.raises(grpc.RpcError) as raised:
-        stub.Gradient(pb.ProbeLoss(tokens=asked.tokens, position=3, support=np.array([1, 2], "<u4").tobytes(), w=1, c=[0, 0], temperature=1))
+        stub.Gradient(
+            pb.ProbeLoss(
+                tokens=asked.tokens, position=3, support=np.array([1, 2], "<u4").tobytes(), w=1, c=[0, 0], temperature=1
+            )
+        )
     assert "token 8 is outside its support (2 ids)" in raised.value.details()
 
 
@@ -185,8 +206,18 @@ def test_a_step_over_the_wire_moves_the_weights_and_reports(served):
     assert (report.before, report.after) == (WeightVersion(1, 0).message(), WeightVersion(1, 1).message())
     assert report.gradient_norm > 0 and report.lag.max_abs < 1e-6 and report.ess[0].token == pytest.approx(1.0)
     again = stub.Step(sent(options=pb.StepOptions(rule=rule, horizon=24), log_s=scores))
-    assert again.lag.max_abs > 1e-3 and again.ess[0].drawn_at == WeightVersion(1, 0).message() and again.ess[0].horizon < 1
+    assert (
+        again.lag.max_abs > 1e-3 and again.ess[0].drawn_at == WeightVersion(1, 0).message() and again.ess[0].horizon < 1
+    )
     stub.Retain(pb.WeightVersions())
     assert one.store.live == (WeightVersion(1, 2),)
-    published = pytest.importorskip("safetensors") and stub.Publish(one.version.message())
-    assert published.path.endswith("1.2.safetensors")
+    from safetensors.torch import load_file
+
+    published = stub.Publish(one.version.message())
+    held = load_file(published.path)
+    assert published.path.endswith("e1.s2.safetensors") and torch.equal(
+        held["lm_head.weight"], one.model.lm_head.weight
+    )
+    assert (
+        published.digest == probe.digest(held) != probe.digest({**held, "lm_head.weight": held["lm_head.weight"] + 1})
+    )

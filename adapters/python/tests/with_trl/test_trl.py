@@ -9,18 +9,25 @@ import numpy as np
 import pytest
 import torch
 import trl_dlc
+from fake import Fake, serve
 from transformers import set_seed
 from trl import GRPOTrainer
 
 import lockstep
-from fake import Fake, serve
 from lockstep import WeightVersion, errors
 from lockstep.frameworks.trl import DlcGRPOTrainer, GatewaySampler, TransformersSampler
 from lockstep.rules import ScoreCentring, Trigger
 
 
 def sampler_of(policy, **options):
-    given = {"temperature": 1.0, "top_p": trl_dlc.TOP_P, "max_new_tokens": trl_dlc.LENGTH, "eos": [1], "pad": 0, **options}
+    given = {
+        "temperature": 1.0,
+        "top_p": trl_dlc.TOP_P,
+        "max_new_tokens": trl_dlc.LENGTH,
+        "eos": [1],
+        "pad": 0,
+        **options,
+    }
     return TransformersSampler(policy, **given)
 
 
@@ -31,11 +38,28 @@ def plain_with_processed_log_probs(tmp_path, policy, sampler):
     def rollout(prompts, trainer):
         prompt_ids, _, _ = trainer._tokenize_prompts(prompts)
         answers[:] = sampler.generate(prompt_ids)
-        return {"prompt_ids": prompt_ids, "completion_ids": [a.tokens.tolist() for a in answers], "logprobs": [a.behavior.log_q_drawn.tolist() for a in answers]}
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [a.tokens.tolist() for a in answers],
+            "logprobs": [a.behavior.log_q_drawn.tolist() for a in answers],
+        }
 
-    config = trl_dlc.config(str(tmp_path), 1, vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=1e9)
-    trainer = GRPOTrainer(policy, reward_funcs=trl_dlc.even, args=config, train_dataset=trl_dlc.prompts(), processing_class=trl_dlc.tokenizer(), rollout_func=rollout)
-    trainer.use_vllm, trainer._last_loaded_step, trainer.vllm_generation = True, -1, SimpleNamespace(sync_weights=lambda: None)
+    config = trl_dlc.config(
+        str(tmp_path), 1, vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=1e9
+    )
+    trainer = GRPOTrainer(
+        policy,
+        reward_funcs=trl_dlc.even,
+        args=config,
+        train_dataset=trl_dlc.prompts(),
+        processing_class=trl_dlc.tokenizer(),
+        rollout_func=rollout,
+    )
+    trainer.use_vllm, trainer._last_loaded_step, trainer.vllm_generation = (
+        True,
+        -1,
+        SimpleNamespace(sync_weights=lambda: None),
+    )
     inputs = [row for row in trl_dlc.prompts(4) for _ in range(8)]
     output = trainer._generate_and_score_completions(inputs)
     return output, answers
@@ -64,8 +88,13 @@ def test_plain_trls_ratio_under_top_p_is_the_kept_mass(tmp_path):
 def trainer_of(tmp_path, steps, policy=None, sampler=None, config=None, **options):
     policy = policy or trl_dlc.model()
     return DlcGRPOTrainer(
-        policy, reward_funcs=trl_dlc.even, args=config or trl_dlc.config(str(tmp_path), steps), train_dataset=trl_dlc.prompts(), processing_class=trl_dlc.tokenizer(),
-        sampler=sampler or sampler_of(policy), **options,
+        policy,
+        reward_funcs=trl_dlc.even,
+        args=config or trl_dlc.config(str(tmp_path), steps),
+        train_dataset=trl_dlc.prompts(),
+        processing_class=trl_dlc.tokenizer(),
+        sampler=sampler or sampler_of(policy),
+        **options,
     )
 
 
@@ -76,7 +105,10 @@ def test_with_the_adapter_the_ratio_is_1_up_to_the_numeric_term(tmp_path):
     log = [row for row in trainer.state.log_history if "reward" in row]
     assert len(log) == 3
     for row in log:
-        assert abs(row["sampling/importance_sampling_ratio/min"] - 1) < 1e-5 and abs(row["sampling/importance_sampling_ratio/max"] - 1) < 1e-5
+        assert (
+            abs(row["sampling/importance_sampling_ratio/min"] - 1) < 1e-5
+            and abs(row["sampling/importance_sampling_ratio/max"] - 1) < 1e-5
+        )
         assert row["lockstep/support_size"] < trl_dlc.WORDS
     assert log[0]["lockstep/lag/max_abs"] == 0.0 and log[1]["lockstep/lag/max_abs"] > 0.01
 
@@ -187,12 +219,25 @@ def test_driven_through_a_gateway(tmp_path):
         return f"/weights/{version}", b""
 
     with lockstep.connect(address, patience=5.0) as client:
-        sampler = GatewaySampler(client, f"http://127.0.0.1:{http.server_port}", "m", 8, publish, temperature=0.7, top_p=0.9, max_new_tokens=12)
+        sampler = GatewaySampler(
+            client,
+            f"http://127.0.0.1:{http.server_port}",
+            "m",
+            8,
+            publish,
+            temperature=0.7,
+            top_p=0.9,
+            max_new_tokens=12,
+        )
         assert sampler.version == WeightVersion(1, 4)
         with pytest.raises(errors.NotSupported, match="was drawn at 2 versions"):
             sampler.generate([[5, 6, 7]] * 16)
-        assert sorted(int(rollout) for _, plan, rollout, _ in Gateway.asked if plan == "1") == list(range(16))
-        assert Gateway.asked[0][0] == "/v1/completions" and Gateway.asked[0][3]["prompt"] == [5, 6, 7] and Gateway.asked[0][3]["top_p"] == 0.9
+        assert {rollout for _, plan, rollout, _ in Gateway.asked if plan == "1"} == {f"p1.r{i}" for i in range(16)}
+        assert (
+            Gateway.asked[0][0] == "/v1/completions"
+            and Gateway.asked[0][3]["prompt"] == [5, 6, 7]
+            and Gateway.asked[0][3]["top_p"] == 0.9
+        )
         fake.steps = (4,)
         answers = sampler.generate([[5, 6, 7]] * 16)
         assert [answer.version for answer in answers] == [WeightVersion(1, 4)] * 16

@@ -67,8 +67,13 @@ def rows_of(
     q = Terms(behavior.log_q[behavior.known].astype(np.float64), behavior.log_q_drawn, rest)
     scores = None if log_s is None else _terms(log_s.check(behavior), behavior)
     return Rows(
-        behavior.row[behavior.known], q, _terms(log_theta.check(behavior), behavior), scores,
-        finite(np.asarray(advantages, np.float64), "advantage"), sequence, None if versions is None else np.asarray(versions),
+        behavior.row[behavior.known],
+        q,
+        _terms(log_theta.check(behavior), behavior),
+        scores,
+        finite(np.asarray(advantages, np.float64), "advantage"),
+        sequence,
+        None if versions is None else np.asarray(versions),
     )
 
 
@@ -100,7 +105,9 @@ def loss(
         raise MissingScores(f"{type(rule).__name__} needs log p_s of {len(behavior)} positions and was given none")
     log_ps = None
     if sampler_logits is not None:
-        log_ps = domain_log_probs(finite(np.asarray(sampler_logits, np.float64), "sampler logit") / temperature, behavior)
+        log_ps = domain_log_probs(
+            finite(np.asarray(sampler_logits, np.float64), "sampler logit") / temperature, behavior
+        )
     log_s = None if log_ps is None else gather(log_ps, behavior)
     rows = rows_of(behavior, gather(log_p, behavior), log_s, advantages, sequence, versions)
     correction = rule.weigh(rows)

@@ -23,10 +23,14 @@ def check_temperature(behavior: Behavior, temperature: float) -> None:
         InvalidTemperature, TemperatureMismatch
     """
     if not (np.isfinite(temperature) and temperature > 0):
-        raise InvalidTemperature(f"temperature {temperature} is not a finite number above 0: a greedy answer has no ratio")
+        raise InvalidTemperature(
+            f"temperature {temperature} is not a finite number above 0: a greedy answer has no ratio"
+        )
     recorded = behavior.temperature
     if recorded is not None and abs(recorded - temperature) > 1e-6 * abs(recorded):
-        raise TemperatureMismatch(f"the trainer divides by temperature {temperature}, but the sampler drew at {recorded}")
+        raise TemperatureMismatch(
+            f"the trainer divides by temperature {temperature}, but the sampler drew at {recorded}"
+        )
 
 
 def check_logits(logits_shape: tuple[int, ...], behavior: Behavior, vocabulary: int) -> None:

@@ -59,11 +59,18 @@ def leave_one_out(rewards: Any, groups: Any) -> Any:
     return _grouped(rewards, groups, lambda v: v if len(v) == 1 else v - (v.sum() - v) / (len(v) - 1))
 
 
-Reduction = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "dr_grpo", "sum"]
+Reduction = Literal[
+    "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "dr_grpo", "sum"
+]
 
 
 def coefficients(
-    reduction: Reduction, sequence: Array, *, rows: int | None = None, length: int | None = None, totals: tuple[int, int] | None = None
+    reduction: Reduction,
+    sequence: Array,
+    *,
+    rows: int | None = None,
+    length: int | None = None,
+    totals: tuple[int, int] | None = None,
 ) -> Array:
     """What each token's loss is multiplied with before they are summed, ``[T]``.
 
@@ -85,7 +92,9 @@ def coefficients(
         return one / max(sequences, 1)
     if length is None or length <= 0:
         raise InvalidRule(f"reduction {reduction} needs a length above 0, not {length}")
-    return one / (length if reduction == "seq_mean_token_sum_norm" else length * (rows if rows is not None else sequences))
+    return one / (
+        length if reduction == "seq_mean_token_sum_norm" else length * (rows if rows is not None else sequences)
+    )
 
 
 @dataclass(frozen=True)

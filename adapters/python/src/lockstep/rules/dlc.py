@@ -76,9 +76,13 @@ class Dlc:
             if not (math.isfinite(self.numeric_cap) and self.numeric_cap >= 1):
                 raise InvalidRule(f"numeric cap {self.numeric_cap} is not a finite number >= 1")
             if self.centring == "numeric_only":
-                raise InvalidRule(f"centring numeric_only is not defined with a numeric weight (cap {self.numeric_cap})")
+                raise InvalidRule(
+                    f"centring numeric_only is not defined with a numeric weight (cap {self.numeric_cap})"
+                )
         if self.tail == "p_s" and self.centring != "off" and not isinstance(self.lag, LagClip):
-            raise InvalidRule(f"tail on p_s is not defined for {type(self.lag).__name__}: only a clipped ratio has a term off the known entries")
+            raise InvalidRule(
+                f"tail on p_s is not defined for {type(self.lag).__name__}: only a clipped ratio has a term off the known entries"
+            )
 
     @property
     def local(self) -> bool:
@@ -113,7 +117,10 @@ class Dlc:
         w = self._numeric(numeric) * b
         log_ratio = rows.theta.entries - rows.s.entries
         c = self._mass(m.exp(rows.q.entries), m.exp(rows.s.entries)) * bounded(self.lag, log_ratio, negative[rows.row])
-        info = {"ratio": m.exp(m.clip(lag, None, 700.0)), "clipped": finite(b, "lag weight") != m.exp(m.clip(lag, None, 700.0))}
+        info = {
+            "ratio": m.exp(m.clip(lag, None, 700.0)),
+            "clipped": finite(b, "lag weight") != m.exp(m.clip(lag, None, 700.0)),
+        }
         value = None
         if isinstance(self.lag, PpoClip):
             ratio = m.exp(lag)
@@ -127,7 +134,10 @@ class Dlc:
     def _tail(self, rows: Rows, c: Array) -> tuple[Array, TailTerm | None]:
         m = xp(rows.advantages)
         has = m.isfinite(rows.q.rest)
-        q, p_s, p = (m.clip(m.exp(m.where(has, rest, 0.0)), TAIL_FLOOR, None) for rest in (rows.q.rest, rows.s.rest, rows.theta.rest))
+        q, p_s, p = (
+            m.clip(m.exp(m.where(has, rest, 0.0)), TAIL_FLOOR, None)
+            for rest in (rows.q.rest, rows.s.rest, rows.theta.rest)
+        )
         mass = self._mass(q, p_s)
         if self.tail == "p_s":
             if not isinstance(self.lag, LagClip):

@@ -107,7 +107,9 @@ class Trigger:
             InvalidRule: the null ESS (two scorings at equal versions) is below 0.9: noise alone would trigger this level.
         """
         if null is not None and self.watched(null) < NULL_ESS_FLOOR:
-            raise InvalidRule(f"null ess {self.watched(null)} at level {self.level} is below {NULL_ESS_FLOOR}: noise alone would trigger it")
+            raise InvalidRule(
+                f"null ess {self.watched(null)} at level {self.level} is below {NULL_ESS_FLOOR}: noise alone would trigger it"
+            )
         return self.watched(report) < self.threshold
 
 

@@ -32,10 +32,19 @@ def off_policy(rows: Rows, ratio: Ratio = "full") -> dict[str, float]:
     p, q, diff = mean(log_p), mean(log_p - logs), mean(logs)
     sums = np.array([part.sum() for part in _by_sequence(logs, sequence)])
     values = {
-        "training_ppl": np.exp(p).mean(), "training_log_ppl": p.mean(), "kl": -logs.mean(), "k3_kl": k3(logs).mean(),
-        "rollout_ppl": np.exp(q).mean(), "rollout_log_ppl": q.mean(), "log_ppl_diff": diff.mean(),
-        "log_ppl_abs_diff": np.abs(diff).mean(), "log_ppl_diff_max": diff.max(), "log_ppl_diff_min": diff.min(),
-        "ppl_ratio": np.exp(diff).mean(), "chi2_token": chi2(logs), "chi2_seq": chi2(sums),
+        "training_ppl": np.exp(p).mean(),
+        "training_log_ppl": p.mean(),
+        "kl": -logs.mean(),
+        "k3_kl": k3(logs).mean(),
+        "rollout_ppl": np.exp(q).mean(),
+        "rollout_log_ppl": q.mean(),
+        "log_ppl_diff": diff.mean(),
+        "log_ppl_abs_diff": np.abs(diff).mean(),
+        "log_ppl_diff_max": diff.max(),
+        "log_ppl_diff_min": diff.min(),
+        "ppl_ratio": np.exp(diff).mean(),
+        "chi2_token": chi2(logs),
+        "chi2_seq": chi2(sums),
     }
     return {f"rollout_corr/{name}": float(value) for name, value in values.items()}
 
@@ -52,12 +61,20 @@ def importance_weights(rows: Rows, ratio: Ratio, level: str, cap: float) -> dict
     raw_sequences = np.array([part.mean() for part in _by_sequence(raw, sequence)])
     clamped = np.exp(np.clip(logs, -c, c))
     values = {
-        "mean": w.mean(), "max": w.max(), "min": w.min(), "std": clamped.std(),
-        "ratio_fraction_high": (logs > c).mean(), "ratio_fraction_low": (logs < -c).mean(),
-        "eff_sample_size": clamped_effective_sample_size(logs, cap), "seq_mean": of_sequences.mean(),
-        "seq_std": of_sequences.std(ddof=1) if len(of_sequences) > 1 else 0.0, "seq_max": of_sequences.max(),
-        "seq_min": of_sequences.min(), "seq_max_deviation": np.abs(of_sequences - 1).max(),
-        "seq_fraction_high": (raw_sequences > cap).mean(), "seq_fraction_low": (raw_sequences < 1 / cap).mean(),
+        "mean": w.mean(),
+        "max": w.max(),
+        "min": w.min(),
+        "std": clamped.std(),
+        "ratio_fraction_high": (logs > c).mean(),
+        "ratio_fraction_low": (logs < -c).mean(),
+        "eff_sample_size": clamped_effective_sample_size(logs, cap),
+        "seq_mean": of_sequences.mean(),
+        "seq_std": of_sequences.std(ddof=1) if len(of_sequences) > 1 else 0.0,
+        "seq_max": of_sequences.max(),
+        "seq_min": of_sequences.min(),
+        "seq_max_deviation": np.abs(of_sequences - 1).max(),
+        "seq_fraction_high": (raw_sequences > cap).mean(),
+        "seq_fraction_low": (raw_sequences < 1 / cap).mean(),
     }
     return {f"rollout_corr/rollout_is_{name}": float(value) for name, value in values.items()}
 
@@ -66,9 +83,16 @@ def term(rows: Rows, ratio: Ratio) -> dict[str, float]:
     """Mean, k3, largest size and exact KL over the recorded supports of one of the two terms."""
     x = to_numpy(rows.log_ratio(ratio)).astype(np.float64)
     a, b = (rows.s, rows.theta) if ratio == "lag" else (rows.q, rows.s)
-    kl = exact_kl(to_numpy(a.entries).astype(np.float64), to_numpy(b.entries).astype(np.float64), to_numpy(rows.row), len(x))
+    kl = exact_kl(
+        to_numpy(a.entries).astype(np.float64), to_numpy(b.entries).astype(np.float64), to_numpy(rows.row), len(x)
+    )
     if a.rest is not None and b.rest is not None:
         rest_a, rest_b = to_numpy(a.rest).astype(np.float64), to_numpy(b.rest).astype(np.float64)
         has = np.isfinite(rest_a) & np.isfinite(rest_b)
         kl[has] += np.exp(rest_a[has]) * k3(rest_b[has] - rest_a[has])
-    return {"mean": float(x.mean()), "k3": float(k3(x).mean()), "max_abs": float(np.abs(x).max()), "kl": float(kl.mean())}
+    return {
+        "mean": float(x.mean()),
+        "k3": float(k3(x).mean()),
+        "max_abs": float(np.abs(x).max()),
+        "kl": float(kl.mean()),
+    }

@@ -198,8 +198,7 @@ class M2po:
 
     def keep(self, rows: Rows) -> Any:
         """Mask of the tokens, numpy ``[T]``."""
-        log_ratio, squares = _squares(rows, self.ratio)
-        del log_ratio
+        squares = _squares(rows, self.ratio)
         keep = np.zeros(len(squares), dtype=bool)
         counted = np.arange(len(squares)) if self.form == "areal" else np.flatnonzero(harmful(rows, self.ratio))
         order = counted[np.argsort(squares[counted], kind="stable")]
@@ -219,9 +218,8 @@ class M2po:
         return Correction(w, value=-w * rows.advantages, info={"ratio": r, "keep": keep})
 
 
-def _squares(rows: Rows, ratio: Ratio) -> tuple[Any, Any]:
-    log_ratio = to_numpy(rows.log_ratio(ratio)).astype(np.float64)
-    return log_ratio, log_ratio**2
+def _squares(rows: Rows, ratio: Ratio) -> Any:
+    return to_numpy(rows.log_ratio(ratio)).astype(np.float64) ** 2
 
 
 def harmful(rows: Rows, ratio: Ratio = "full") -> Any:
@@ -229,9 +227,11 @@ def harmful(rows: Rows, ratio: Ratio = "full") -> Any:
     return to_numpy(rows.advantages) * to_numpy(rows.log_ratio(ratio)) > 0
 
 
-def m2po_official(rows: Rows, ratio: Ratio = "full", threshold: float = 0.04, floor: tuple[float, float] = (0.3, 0.5)) -> PpoClip:
+def m2po_official(
+    rows: Rows, ratio: Ratio = "full", threshold: float = 0.04, floor: tuple[float, float] = (0.3, 0.5)
+) -> PpoClip:
     """The official code: PPO bounds from a water-filling threshold on the harmful tokens, floored."""
-    _, squares = _squares(rows, ratio)
+    squares = _squares(rows, ratio)
     d = np.sort(squares[harmful(rows, ratio)])
     n = len(d)
     if n == 0 or d.sum() / n <= threshold + TIE:
@@ -271,5 +271,3 @@ class Opsm:
         """1 where kept."""
         keep = self.keep(rows)[rows.sequence]
         return Correction(keep * (rows.advantages * 0 + 1), info={"keep": keep})
-
-

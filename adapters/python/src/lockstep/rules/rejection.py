@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,11 +75,13 @@ class Criterion:
 
     def keeps(self, rows: Rows, ratio: Ratio) -> Array:
         """Mask of the tokens, ``[T]``."""
-        values = self.of_log(rows.log_ratio(ratio)) if self.over == "token" else self.of_sequences(rows, ratio)[rows.sequence]
+        values = (
+            self.of_log(rows.log_ratio(ratio))
+            if self.over == "token"
+            else self.of_sequences(rows, ratio)[rows.sequence]
+        )
         if self.statistic != "k1":
             return values <= self.high
-        import math
-
         low = math.log(self.low) if self.low > 0 else -math.inf
         return (values >= low) & (values <= math.log(self.high))
 
@@ -110,7 +113,9 @@ class Rejection:
         m, zero = xp(correction.w), correction.w * 0
         w = m.where(keep, correction.w, zero)
         value = None if correction.value is None else m.where(keep, correction.value, zero)
-        return Correction(w, correction.c, correction.tail, value, {**correction.info, "keep": keep, "weight": correction.w})
+        return Correction(
+            w, correction.c, correction.tail, value, {**correction.info, "keep": keep, "weight": correction.w}
+        )
 
 
 _NUMBERS = {"seq_sum": ("seq_sum_k1", "0.5_2.0"), "geo": ("seq_mean_k1", "0.999_1.001"), "k3": ("seq_mean_k3", "0.01")}
@@ -160,7 +165,9 @@ class Times:
         """``w`` and the surrogate's value, weighted."""
         correction, weight = self.rule.weigh(rows), self.weight.weigh(rows).w
         value = None if correction.value is None else correction.value * weight
-        return Correction(correction.w * weight, correction.c, correction.tail, value, {**correction.info, "weight": weight})
+        return Correction(
+            correction.w * weight, correction.c, correction.tail, value, {**correction.info, "weight": weight}
+        )
 
 
 def verl(preset: str, ppo: Ppo = Ppo(dual=3.0)) -> Rejection:

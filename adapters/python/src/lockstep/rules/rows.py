@@ -8,6 +8,7 @@ Every correction is a choice of ``(w, c)``: for each position
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -130,8 +131,6 @@ class LagClip:
     def of_log(self, log_ratio: Array) -> Array:
         """``clip(exp(x), low, high)``, without overflow."""
         m = xp(log_ratio)
-        import math
-
         top = math.log(self.high) if math.isfinite(self.high) else 700.0
         return m.clip(m.exp(m.clip(log_ratio, None, top)), self.low, self.high)
 

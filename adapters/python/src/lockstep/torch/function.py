@@ -69,15 +69,22 @@ class Run:
         rest = None
         if part.behavior.rest is not None:
             if self.log_s.log_rest is None:
-                raise MissingScores(f"q of {part.count} positions has unknown entries, but log p_s has no mass for them")
+                raise MissingScores(
+                    f"q of {part.count} positions has unknown entries, but log p_s has no mass for them"
+                )
             rest = on(self.log_s.log_rest)[part.rows]
         return Terms(log_p[part.known], drawn, rest), Scored(log_p, Terms(log_p[part.known], drawn, rest), None, None)
 
     def rows_of(self, part: Part, theta: Scored, scores: Terms | None) -> Rows:
         """What a rule looks at."""
         return Rows(
-            part.row[part.known], part.q(self.dtype), theta.terms, scores, self.advantages[part.rows],
-            self.sequence[part.rows], None if self.versions is None else self.versions[part.rows],
+            part.row[part.known],
+            part.q(self.dtype),
+            theta.terms,
+            scores,
+            self.advantages[part.rows],
+            self.sequence[part.rows],
+            None if self.versions is None else self.versions[part.rows],
         )
 
     def forward(self, grads: Any) -> Tensor:
@@ -147,7 +154,9 @@ class Run:
             self._accumulate(part, theta, (w, c, sum_c, tail_c), factor, grads)
         return k * (value + a * centring)
 
-    def _tail(self, part: Part, theta: Scored, sampler: Scored | None, tail: TailTerm, c: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    def _tail(
+        self, part: Part, theta: Scored, sampler: Scored | None, tail: TailTerm, c: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """``c_v = scale clip(p_v, low p_s,v, high p_s,v)`` off the known entries."""
         low, high = tail.clip.low, tail.clip.high
         if not part.dense:
@@ -156,10 +165,18 @@ class Run:
             assert sampler is not None
             p, p_s = torch.exp(theta.all_entries), torch.exp(sampler.all_entries)
             if not bool(torch.isfinite(sampler.all_entries[~part.known]).all()):
-                raise MissingScores("a tail on p_s needs log p_s of every kept id: score with the trainer's weights of then")
+                raise MissingScores(
+                    "a tail on p_s needs log p_s of every kept id: score with the trainer's weights of then"
+                )
             off = tail.scale.to(c.dtype)[part.row] * torch.minimum(torch.maximum(p, low * p_s), high * p_s)
             return torch.where(part.known, c, off), None, None, None
-        if sampler is None or sampler.mass is None or sampler.normaliser is None or theta.mass is None or theta.normaliser is None:
+        if (
+            sampler is None
+            or sampler.mass is None
+            or sampler.normaliser is None
+            or theta.mass is None
+            or theta.normaliser is None
+        ):
             raise MissingScores(
                 f"a tail on p_s needs the trainer's whole distribution at the sampler's weights ({part.count} rows): "
                 "give `sampler=` hidden states or logits of then, or use tail='collapsed'"
@@ -238,8 +255,13 @@ def joined(rows: list[Rows]) -> Rows:
     scores = None if any(part.scores is None for part in rows) else terms([part.s for part in rows])
     versions = None if rows[0].versions is None else torch.cat([part.versions for part in rows])
     return Rows(
-        torch.cat(shifted), terms([part.q for part in rows]), terms([part.theta for part in rows]), scores,
-        torch.cat([part.advantages for part in rows]), torch.cat([part.sequence for part in rows]), versions,
+        torch.cat(shifted),
+        terms([part.q for part in rows]),
+        terms([part.theta for part in rows]),
+        scores,
+        torch.cat([part.advantages for part in rows]),
+        torch.cat([part.sequence for part in rows]),
+        versions,
     )
 
 
@@ -256,7 +278,15 @@ def in_order(rows: Rows, order: Tensor) -> tuple[Rows, tuple[Tensor, Tensor]]:
 
     scores = None if rows.scores is None else terms(rows.scores)
     versions = None if rows.versions is None else rows.versions[by_row]
-    ordered = Rows(new_row[by_entry], terms(rows.q), terms(rows.theta), scores, rows.advantages[by_row], rows.sequence[by_row], versions)
+    ordered = Rows(
+        new_row[by_entry],
+        terms(rows.q),
+        terms(rows.theta),
+        scores,
+        rows.advantages[by_row],
+        rows.sequence[by_row],
+        versions,
+    )
     back = torch.empty_like(by_entry)
     back[by_entry] = torch.arange(len(by_entry), device=by_entry.device)
     return ordered, (rank, back)
@@ -271,10 +301,15 @@ def split(correction: Correction, rows: list[Rows], restore: tuple[Tensor, Tenso
         t, n = t + len(part.advantages), n + len(part.row)
         tail = None if correction.tail is None else TailTerm(correction.tail.scale[r], correction.tail.clip)
         info = {name: value[r] if len(value) == len(by_row) else value for name, value in correction.info.items()}
-        out.append(Correction(
-            correction.w[r], None if correction.c is None else correction.c[e], tail,
-            None if correction.value is None else correction.value[r], info,
-        ))
+        out.append(
+            Correction(
+                correction.w[r],
+                None if correction.c is None else correction.c[e],
+                tail,
+                None if correction.value is None else correction.value[r],
+                info,
+            )
+        )
     return out
 
 
@@ -299,7 +334,10 @@ class LossFunction(torch.autograd.Function):
             # Handed over, so that the head's gradient is not held twice; a second backward makes them anew.
             grads = ctx.grads if ctx.grads is not None else _with_gradients(run.again(), ctx.needs)[1]
             ctx.grads = None
-            return (None, *(None if g is None else g if float(outer) == 1.0 else g.mul_(outer.to(g.dtype)) for g in grads))
+            return (
+                None,
+                *(None if g is None else g if float(outer) == 1.0 else g.mul_(outer.to(g.dtype)) for g in grads),
+            )
         if not ctx.needs[0]:
             return (None, None)
         grad = torch.zeros_like(run.source.logits)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..batch import Batch
 from ..behavior import Behavior, SupportLogProbs
 from ..errors import InvalidRule, LengthMismatch, MissingScores, WrongDtype
 from ..reference.score import check_temperature
-from ..rules import Dlc, EssReport, coefficients as reduction_coefficients, term
+from ..rules import Dlc, EssReport, term
+from ..rules import coefficients as reduction_coefficients
 from ..rules.aggregate import Reduction
 from ..rules.ess import DEFAULT_HORIZON
 from ..rules.rows import Correction, Rows, Rule, finite
+from ..words import WeightVersion
 from .function import LossFunction, Run, active_positions, in_order, joined
 from .parts import CHUNK_BYTES
 from .score import check_source, whole
@@ -100,17 +105,25 @@ def loss(
         if one is not None:
             check_source(one, behavior, shard)
     if rule.needs_scores and log_s is None and sampler is None:
-        raise MissingScores(f"{type(rule).__name__} needs log p_s of {len(behavior)} positions and was given none: give log_s or sampler")
+        raise MissingScores(
+            f"{type(rule).__name__} needs log p_s of {len(behavior)} positions and was given none: give log_s or sampler"
+        )
     if log_s is not None:
         log_s.check(behavior)
     device, dtype = source.tensors[0].device, compute_dtype(source.tensors[0])
     count = len(behavior)
-    columns = _columns(count, device, advantages=advantages, sequence=sequence, versions=versions, mask=mask, coefficients=coefficients)
+    columns = _columns(
+        count, device, advantages=advantages, sequence=sequence, versions=versions, mask=mask, coefficients=coefficients
+    )
     a = columns["advantages"]
     if not a.is_floating_point():
         raise WrongDtype("advantages", a.dtype, "a floating type")
     active = None if columns["mask"] is None else columns["mask"].bool()
-    of = columns["sequence"].long() if columns["sequence"] is not None else torch.zeros(count, dtype=torch.long, device=device)
+    of = (
+        columns["sequence"].long()
+        if columns["sequence"] is not None
+        else torch.zeros(count, dtype=torch.long, device=device)
+    )
     k = columns["coefficients"]
     positions = active_positions(behavior, None if active is None else active.cpu().numpy())
     if len(positions) == 0:
@@ -121,8 +134,19 @@ def loss(
         k[at] = reduction_coefficients(reduction, of[at], length=length, totals=totals).to(dtype)
     finite(a if active is None else a[active], "advantage")
     run = Run(
-        source, sampler, behavior, log_s, rule, a.detach().to(dtype), k.detach().to(dtype), of, columns["versions"], temperature, shard,
-        positions, max(1, chunk_bytes // (4 * shard.size)),
+        source,
+        sampler,
+        behavior,
+        log_s,
+        rule,
+        a.detach().to(dtype),
+        k.detach().to(dtype),
+        of,
+        columns["versions"],
+        temperature,
+        shard,
+        positions,
+        max(1, chunk_bytes // (4 * shard.size)),
     )
     total = LossFunction.apply(run, *source.tensors)
     return _output(run, total)
@@ -152,3 +176,38 @@ def _output(run: Run, total: Tensor) -> LossOutput:
     per_token = torch.empty_like(torch.cat(run.values))
     per_token[rank] = torch.cat(run.values)
     return LossOutput(total, per_token, rows, tuple(run.corrections))
+
+
+def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> dict[str, float]:
+    """Metrics of a batch from those of its micro-batches: means by token, the largest of the largest."""
+    tokens, parts = [len(output.per_token) for output in outputs], [output.metrics(horizon) for output in outputs]
+    metrics: dict[str, float] = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
+        if name.endswith("max_abs"):
+            metrics[name] = max(values)
+        elif name == "loss":
+            metrics[name] = sum(values)
+        elif not name.startswith("ess/"):
+            metrics[name] = sum(value * n for value, n in zip(values, tokens)) / sum(tokens)
+    return metrics
+
+
+def ess_by_version(
+    batch: Batch, outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON
+) -> dict[WeightVersion, EssReport]:
+    """ESS of the raw lag by the version that drew the answers; answers of several versions are in none."""
+    lags = torch.cat([output.rows.log_ratio("lag") for output in outputs]).double().cpu().numpy()
+    if len(lags) != len(batch.tokens):
+        raise LengthMismatch("lags of the micro-batches", len(lags), len(batch.tokens))
+    drawn_at: dict[int, set[WeightVersion | None]] = {}
+    for segment in batch.segments:
+        drawn_at.setdefault(segment.rollout, set()).add(segment.stamp.version)
+    out: dict[WeightVersion, EssReport] = {}
+    for version in batch.versions:
+        rows = np.flatnonzero(
+            np.isin(batch.sequence, [rollout for rollout, versions in drawn_at.items() if versions == {version}])
+        )
+        if len(rows):
+            out[version] = EssReport.of(lags[rows], batch.sequence[rows], horizon)
+    return out

@@ -26,7 +26,9 @@ def project_causal(model: Any, input_ids: Tensor, attention_mask: Tensor) -> tup
         raise NotSupported(f"{type(model).__name__} has no output embeddings: give a `project` of your own")
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     decoder = getattr(model, model.base_model_prefix, None) or model.get_decoder()
-    hidden = decoder(input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False).last_hidden_state
+    hidden = decoder(
+        input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
+    ).last_hidden_state
     return hidden, head.weight, getattr(head, "bias", None)
 
 
@@ -43,7 +45,11 @@ class _Projector(nn.Module):
 
 
 def projected(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, parameters: Mapping[str, Tensor] | None = None, project: Project = project_causal
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    parameters: Mapping[str, Tensor] | None = None,
+    project: Project = project_causal,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`project` with the model's own parameters, or with others in their place for this call alone."""
     projector = _Projector(model, project)
@@ -63,7 +69,9 @@ def check_no_dropout(model: nn.Module) -> None:
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.training and module.p > 0:
-            raise NotSupported(f"module {name} drops out at {module.p} while it trains: p_theta and p_s would differ by its noise; set it to 0")
+            raise NotSupported(
+                f"module {name} drops out at {module.p} while it trains: p_theta and p_s would differ by its noise; set it to 0"
+            )
 
 
 def padded(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,7 +93,9 @@ def padded(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, 
     return on(ids), on(mask), on(np.concatenate(rows)), on(np.concatenate(places))
 
 
-def source(model: nn.Module, batch: Batch, parameters: Mapping[str, Tensor] | None = None, project: Project = project_causal) -> Projection:
+def source(
+    model: nn.Module, batch: Batch, parameters: Mapping[str, Tensor] | None = None, project: Project = project_causal
+) -> Projection:
     """One row of hidden states for each sampled token, and the head."""
     device = next(model.parameters()).device
     ids, mask, rows, places = padded(batch, device)
@@ -93,7 +103,16 @@ def source(model: nn.Module, batch: Batch, parameters: Mapping[str, Tensor] | No
     return Projection(hidden[rows, places], weight, bias)
 
 
-def batch_loss(model: nn.Module, batch: Batch, rule: Any = None, *, store: Any = None, advantages: Any = None, totals: tuple[int, int] | None = None, **options: Any) -> LossOutput:
+def batch_loss(
+    model: nn.Module,
+    batch: Batch,
+    rule: Any = None,
+    *,
+    store: Any = None,
+    advantages: Any = None,
+    totals: tuple[int, int] | None = None,
+    **options: Any,
+) -> LossOutput:
     """The loss of one (micro-)batch under the model's present weights.
 
     ``store`` is a `SnapshotStore`; a batch that came with log p_s needs none. ``totals`` are `Batch.totals` of the whole batch.
@@ -106,7 +125,9 @@ def batch_loss(model: nn.Module, batch: Batch, rule: Any = None, *, store: Any =
     log_s, sampler = batch.log_s, None
     if rule.needs_scores and log_s is None:
         if store is None:
-            raise NoSnapshots(f"{type(rule).__name__} needs p_s, the trainer's distribution at the sampler's weights: keep them in a SnapshotStore")
+            raise NoSnapshots(
+                f"{type(rule).__name__} needs p_s, the trainer's distribution at the sampler's weights: keep them in a SnapshotStore"
+            )
         if isinstance(rule, Dlc) and rule.tail == "p_s" and batch.behavior.whole_vocabulary.any():
             sampler = store.source(batch)
         else:
@@ -114,6 +135,15 @@ def batch_loss(model: nn.Module, batch: Batch, rule: Any = None, *, store: Any =
     project = options.pop("project", store.project if store is not None else project_causal)
     given = batch.advantages() if advantages is None else advantages
     return loss(
-        source(model, batch, project=project), batch.behavior, torch.as_tensor(np.asarray(given)), rule, temperature=batch.temperature, log_s=log_s, sampler=sampler,
-        sequence=batch.sequence, versions=batch.steps if all(s.stamp.version for s in batch.segments) else None, totals=totals, **options,
+        source(model, batch, project=project),
+        batch.behavior,
+        torch.as_tensor(np.asarray(given)),
+        rule,
+        temperature=batch.temperature,
+        log_s=log_s,
+        sampler=sampler,
+        sequence=batch.sequence,
+        versions=batch.steps if all(s.stamp.version for s in batch.segments) else None,
+        totals=totals,
+        **options,
     )

@@ -48,8 +48,15 @@ class Part:
         picked = behavior.select(positions)
         on = lambda values, kind=np.int64: torch.from_numpy(np.ascontiguousarray(values, kind)).to(device)  # noqa: E731
         return Part(
-            on(positions), picked, on(picked.row), on(picked.ids), on(picked.known, np.bool_), on(picked.tokens),
-            on(picked.drawn), on(picked.single, np.bool_), dense,
+            on(positions),
+            picked,
+            on(picked.row),
+            on(picked.ids),
+            on(picked.known, np.bool_),
+            on(picked.tokens),
+            on(picked.drawn),
+            on(picked.single, np.bool_),
+            dense,
         )
 
     def q(self, dtype: torch.dtype) -> Terms:
@@ -89,7 +96,9 @@ def _check(values: Tensor, part: Part) -> None:
     ok = torch.isfinite(values)
     if not bool(ok.all()):
         at = int((~ok).nonzero()[0, 0])
-        raise NotANumber(f"the logits of position {int(part.rows[at])} have no finite normaliser ({float(values[at])}): NaN or infinite logits")
+        raise NotANumber(
+            f"the logits of position {int(part.rows[at])} have no finite normaliser ({float(values[at])}): NaN or infinite logits"
+        )
 
 
 def score(source: Any, part: Part, temperature: float, shard: Shard) -> Scored:
@@ -107,7 +116,9 @@ def _listed(source: Any, part: Part, temperature: float, shard: Shard) -> Scored
     lse = torch.where(part.single, torch.zeros_like(sums), top + torch.log(sums))
     _check(lse, part)
     log_p = z - lse[part.row]
-    drawn = torch.where(part.single, torch.zeros_like(lse), log_p[part.drawn.clamp(min=0)] if len(log_p) else torch.zeros_like(lse))
+    drawn = torch.where(
+        part.single, torch.zeros_like(lse), log_p[part.drawn.clamp(min=0)] if len(log_p) else torch.zeros_like(lse)
+    )
     rest = None
     if part.behavior.rest is not None:
         off = torch.where(part.known, torch.zeros_like(log_p), torch.exp(log_p))

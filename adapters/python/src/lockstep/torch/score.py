@@ -25,7 +25,9 @@ def check_source(source: Any, behavior: Behavior, shard: Shard) -> None:
         raise LengthMismatch("the vocabulary of this shard", source.width, shard.size)
     for name, ids in (("token", behavior.tokens), ("support id", behavior.ids)):
         if len(ids) and int(ids.max()) >= shard.vocabulary:
-            raise OutsideVocabulary(f"{name} {int(ids.max())} is outside the trainer's vocabulary of {shard.vocabulary}")
+            raise OutsideVocabulary(
+                f"{name} {int(ids.max())} is outside the trainer's vocabulary of {shard.vocabulary}"
+            )
 
 
 def whole(source: Any) -> Shard:
@@ -34,7 +36,9 @@ def whole(source: Any) -> Shard:
 
 
 @torch.no_grad()
-def support_logprobs(source: Any, behavior: Behavior, temperature: float, *, shard: Shard | None = None, chunk_bytes: int = CHUNK_BYTES) -> SupportLogProbs:
+def support_logprobs(
+    source: Any, behavior: Behavior, temperature: float, *, shard: Shard | None = None, chunk_bytes: int = CHUNK_BYTES
+) -> SupportLogProbs:
     """log p of every entry, drawn token and rest, as torch tensors in f32 (f64 for an f64 model).
 
     ``source`` is `Logits`, a tensor of logits, or a `Projection`.
