@@ -6,8 +6,8 @@ use super::{SessionError, json};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, syntax::SyntaxConfig, value::Serde};
 use serde_json::{Map, Value as Json};
 
-/// Steps a template may take: a thousand times what a long conversation needs.
-const FUEL: u64 = 1 << 30;
+/// Steps a template may take: hundreds of times what a long conversation needs.
+const FUEL: u64 = 1 << 26;
 
 /// Whether a rendering ends with what makes the model answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

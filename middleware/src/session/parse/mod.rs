@@ -167,3 +167,6 @@ pub fn message(pieces: &[Shown], call_id: impl Fn(usize) -> String) -> Json {
     }
     message
 }
+
+#[cfg(test)]
+mod tests;
