@@ -16,12 +16,14 @@
 
 mod analysis;
 mod decoder;
+mod drift;
 mod error;
 mod finding;
 mod history;
 mod json;
 mod messages;
 mod model;
+mod parse;
 mod record;
 mod sessions;
 mod shield;
@@ -32,10 +34,12 @@ mod template;
 
 pub use analysis::TemplateFinding;
 pub use decoder::{Decoder, Show, Special, Unknown};
+pub use drift::{Drift, DriftKind, drifts};
 pub use error::SessionError;
 pub use finding::{Change, Finding, Policy};
 pub use history::Benign;
 pub use model::{ChatModel, ModelFiles, ModelOptions, Rendered};
+pub use parse::{ParseFinding, Parser, Parsers, REASONING_PARSERS, Shown, TOOL_PARSERS, message};
 pub use record::{SessionRecord, SessionSpan, join};
 pub use sessions::{Answer, Key, Sessions, Settings, Turn};
 pub use shield::SpecialInText;

@@ -77,3 +77,67 @@ pub fn join<'a>(
     }
     Ok(joined)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep_core::{
+        BehaviorDistribution, Evidence, SamplerProfile, Stamp, Support, WeightVersion,
+        delta::KvHistory,
+        profile::{Dtypes, LogProbMeaning, TieRule},
+    };
+    use std::sync::Arc;
+
+    fn ids(ids: &[u32]) -> Vec<TokenId> {
+        ids.iter().map(|&id| TokenId(id)).collect()
+    }
+
+    fn segment(tokens: &[u32]) -> Segment {
+        let dtype = || "f32".to_owned();
+        let profile = SamplerProfile {
+            engine: "test".into(),
+            version: "0".into(),
+            filters: vec![],
+            ties: TieRule::LowerId,
+            log_probs: LogProbMeaning::Drawn,
+            dtypes: Dtypes { weights: dtype(), activations: dtype(), kv_cache: dtype(), head: dtype() },
+        };
+        let mut behavior = BehaviorDistribution::default();
+        ids(tokens).iter().for_each(|&token| behavior.push(&Support::singleton(token)));
+        let evidence = Evidence::Label("test".into());
+        let stamp = Stamp::declared(WeightVersion { epoch: 0, step: 0 }, evidence).unwrap();
+        Segment { behavior, stamp, kv: KvHistory::Fresh, profile: Arc::new(profile) }
+    }
+
+    #[test]
+    fn spans_are_joined_with_their_segments() {
+        let spans = [
+            SessionSpan::Observed(ids(&[1, 2])),
+            SessionSpan::Sampled(ids(&[3, 4, 5])),
+            SessionSpan::Observed(ids(&[6])),
+            SessionSpan::Sampled(ids(&[7])),
+        ];
+        let (first, second) = ([segment(&[3, 4]), segment(&[5])], [segment(&[7])]);
+        let joined = join("a", &spans, &[&first, &second]).unwrap();
+        let (one, two) = (ids(&[1, 2]), ids(&[6]));
+        let expected = [
+            Span::Observed(&one),
+            Span::Sampled(&first[0]),
+            Span::Sampled(&first[1]),
+            Span::Observed(&two),
+            Span::Sampled(&second[0]),
+        ];
+        assert_eq!(joined, expected);
+    }
+
+    #[test]
+    fn segments_of_other_ids_are_named() {
+        let spans = [SessionSpan::Observed(ids(&[1])), SessionSpan::Sampled(ids(&[3, 4]))];
+        let refused = |segments: &[Segment]| join("a", &spans, &[segments]).unwrap_err().to_string();
+        let other = refused(&[segment(&[3, 9])]);
+        assert_eq!(other, "session a: its segments hold token 9 at sampled position 1, the session token 4");
+        let short = refused(&[segment(&[3])]);
+        assert_eq!(short, "session a: its segments hold nothing at sampled position 1, the session token 4");
+        assert!(join("a", &spans, &[]).is_err(), "no segments at all");
+    }
+}

@@ -56,7 +56,8 @@ impl Start {
 
     /// A new rollout that shares the first `kept` turns with the old one.
     pub(super) fn fork(&mut self, session: Option<&Session>, kept: usize, change: Change) {
-        (self.branch, self.turn, self.continues) = (self.branch + 1, 0, false);
+        let branch = self.base.map_or(0, |(branch, _)| branch + 1);
+        (self.branch, self.turn, self.continues) = (branch, 0, false);
         self.first_turns(session, kept);
         self.findings
             .retain(|finding| !matches!(finding, Finding::OtherStop { .. } | Finding::EditedAnswerKept { .. }));

@@ -6,8 +6,8 @@ use super::{SessionError, json};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, syntax::SyntaxConfig, value::Serde};
 use serde_json::{Map, Value as Json};
 
-/// Steps a template may take: a thousand times what a long conversation needs.
-const FUEL: u64 = 1 << 30;
+/// Steps a template may take: hundreds of times what a long conversation needs.
+const FUEL: u64 = 1 << 26;
 
 /// Whether a rendering ends with what makes the model answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +50,7 @@ pub enum Clock {
 pub(super) struct Template {
     env: Environment<'static>,
     has_tool_use: bool,
+    reads_clock: bool,
     special: Map<String, Json>,
 }
 
@@ -79,7 +80,13 @@ impl Template {
         if let Some(source) = &sources.tool_use {
             add(TOOL_USE, source)?;
         }
-        Ok(Self { env, has_tool_use: sources.tool_use.is_some(), special })
+        let reads_clock = sources.default.contains("strftime_now");
+        Ok(Self { env, has_tool_use: sources.tool_use.is_some(), reads_clock, special })
+    }
+
+    /// Whether it asks for the time.
+    pub(super) fn reads_clock(&self) -> bool {
+        self.reads_clock
     }
 
     /// The text of a conversation whose messages are already as templates expect them.
