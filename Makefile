@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny crash bench-ledger fuzz
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -56,3 +56,16 @@ false-alarms:
 ## Licences and advisories; needs cargo-deny.
 deny:
 	cargo deny check
+
+## kill -9 of a writer at 1,000 random moments.
+crash:
+	LOCKSTEP_CRASHES=1000 cargo test -p lockstep --no-default-features --test ledger_crash
+
+## The ledger beside fio on the same disk: appends with sync, recovery, memory. Needs fio.
+bench-ledger:
+	cargo build --release -p lockstep --no-default-features --example ledger_speed
+	sh tests/ledger/bench.sh target/release/examples/ledger_speed
+
+## The ledger's frame reader under libFuzzer for ten minutes. Needs a C++ compiler.
+fuzz:
+	sh tests/ledger/fuzz.sh 600

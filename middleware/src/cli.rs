@@ -5,6 +5,7 @@ mod conformance;
 mod demo;
 #[cfg(feature = "engine")]
 mod engine;
+mod ledger;
 
 use crate::progress::say;
 use clap::{Parser, Subcommand, error::ErrorKind};
@@ -39,6 +40,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Checks whether a sampler/trainer pair trains on what was sampled.
     Conformance(conformance::Arguments),
+    /// Lists, shows, checks and exports what a run recorded.
+    Ledger(ledger::Arguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -75,6 +78,7 @@ async fn run(command: Command) -> Outcome {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
         Command::Conformance(arguments) => conformance::run(arguments).await,
+        Command::Ledger(arguments) => ledger::run(arguments).await,
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]
