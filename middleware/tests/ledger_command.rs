@@ -47,6 +47,9 @@ fn ls_counts_what_is_there_also_by_the_directory_of_the_run() {
     }
     assert!(lines[4].starts_with("3 plans, 24 rollouts, "), "{}", lines[4]);
     assert!(catalogue.segments() > 2, "{} segments", catalogue.segments());
+    let drawn = text(&lockstep(&["ls", "ledger", "--drawn-by", "e0.s1"], run.path()).stdout);
+    assert_eq!(drawn.lines().nth(1), Some(&*lines[2]));
+    assert!(drawn.lines().last().unwrap().starts_with("1 plans, 8 rollouts, "), "{drawn}");
     assert_eq!(text(&lockstep(&["ls", "ledger"], run.path()).stdout), text(&listed.stdout));
 }
 

@@ -100,7 +100,8 @@ fn crash(kills: usize, options: &[&str]) -> Option<String> {
     let mut acknowledged = Acknowledged::new();
     for kill in 0..kills {
         if kill % KILLS_A_LEDGER == 0 {
-            (directory, acknowledged) = (tempfile::tempdir().expect("there is room for a temporary directory"), Acknowledged::new());
+            (directory, acknowledged) =
+                (tempfile::tempdir().expect("there is room for a temporary directory"), Acknowledged::new());
         }
         // The plan the last writer was at is gone through again: what is there is stored once.
         let from = acknowledged.keys().next_back().map_or(0, |(rollout, _)| rollout.plan);

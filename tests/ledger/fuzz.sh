@@ -23,7 +23,6 @@ esac
 SH
 chmod +x "$work/rustc"
 cd "$root/middleware/fuzz"
-cp "$root/Cargo.lock" "$work/Cargo.lock"
-RUSTC_WRAPPER=$work/rustc CARGO_TARGET_DIR=$work/target cargo build --bin frame_reader
-exec nice -n 15 "$work/target/debug/frame_reader" -max_total_time="$seconds" -max_len=4096 -rss_limit_mb=2048 \
+RUSTC_WRAPPER=$work/rustc CARGO_TARGET_DIR=$root/target cargo build --bin frame_reader
+exec nice -n 15 "$root/target/debug/frame_reader" -max_total_time="$seconds" -max_len=4096 -rss_limit_mb=2048 \
     -print_final_stats=1 "$work/corpus" "$root/tests/ledger/seeds"

@@ -38,6 +38,9 @@ enum Command {
     Ls {
         /// A ledger, or the directory of a run that has one.
         directory: PathBuf,
+        /// Only plans with tokens that this version drew, as in `e0.s12`.
+        #[arg(long, value_name = "VERSION")]
+        drawn_by: Option<WeightVersion>,
         /// Then tells each record as it comes, until interrupted.
         #[arg(long)]
         follow: bool,
@@ -92,7 +95,10 @@ fn parse_rollout(text: &str) -> Result<RolloutId, String> {
 
 pub(super) async fn run(arguments: Arguments) -> Outcome {
     match arguments.command {
-        Command::Ls { directory, follow } => list(&find(&directory), follow).await,
+        Command::Ls { directory, drawn_by, follow } => {
+            list(&find(&directory), drawn_by)?;
+            if follow { tell(&find(&directory)).await } else { Ok(DONE) }
+        }
         Command::Show { directory, rollout, follow } => show::run(&find(&directory), rollout, follow).await,
         Command::Verify { directory } => check(&find(&directory)),
         Command::Export { directory, format, out } => write(&find(&directory), format, &out),
@@ -106,17 +112,15 @@ fn find(directory: &Path) -> PathBuf {
     if inside.is_dir() { inside } else { directory.to_owned() }
 }
 
-async fn list(directory: &Path, follow: bool) -> Outcome {
-    let mut records = Records::of(directory)?;
-    if follow {
-        // What the table counts is not told again.
-        records.by_ref().try_for_each(|record| record.map(|_| ()))?;
-    }
+fn list(directory: &Path, drawn_by: Option<WeightVersion>) -> Outcome {
     let catalogue = Catalogue::open(directory)?;
     print(&row(["plan", "state", "rollouts", "tokens", "bytes", "versions"]));
     let (mut plans, mut rollouts, mut tokens) = (0u64, 0u64, 0u64);
     for plan in catalogue.plans() {
         let summary = catalogue.summary(plan)?;
+        if drawn_by.is_some() && !summary.versions.contains(&drawn_by) {
+            continue;
+        }
         plans += 1;
         rollouts += u64::from(summary.planned.unwrap_or(summary.begun));
         tokens += summary.tokens;
@@ -124,14 +128,18 @@ async fn list(directory: &Path, follow: bool) -> Outcome {
     }
     let (segments, bytes) = (catalogue.segments(), catalogue.bytes());
     print(&format!("{plans} plans, {rollouts} rollouts, {tokens} tokens; {segments} segments, {bytes} bytes"));
-    drop(catalogue);
-    if follow {
-        watch(records, |record| {
-            print(&record.to_string());
-            false
-        })
-        .await?;
-    }
+    Ok(DONE)
+}
+
+/// Tells what comes from here on.
+async fn tell(directory: &Path) -> Outcome {
+    let mut records = Records::of(directory)?;
+    records.by_ref().try_for_each(|record| record.map(|_| ()))?;
+    watch(records, |record| {
+        print(&record.to_string());
+        false
+    })
+    .await?;
     Ok(DONE)
 }
 
