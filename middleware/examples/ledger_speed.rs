@@ -84,7 +84,7 @@ fn recover(directory: &Path) -> Outcome {
     let bytes = std::fs::metadata(&path)?.len() as f64;
     let (mut plain, mut recovered) = (f64::INFINITY, f64::INFINITY);
     let mut buffer = vec![0; 1 << 20];
-    for _ in 0..7 {
+    for _ in 0..25 {
         let clock = Instant::now();
         let mut file = File::open(&path)?;
         while file.read(&mut buffer)? > 0 {}

@@ -1,11 +1,12 @@
 //! `lockstep ledger`, on a ledger of its own making.
 
-use lockstep::ledger::{Catalogue, PlanState, Records, read, verify};
+use lockstep::ledger::{Catalogue, PlanState, Records, StoredRollout, read, verify};
 use lockstep_core::RolloutId;
 use parquet::{
     file::reader::{FileReader, SerializedFileReader},
-    record::{Field, RowAccessor},
+    record::{Field, Row},
 };
+use serde_json::json;
 use std::{
     fs::{self, File},
     path::Path,
@@ -114,35 +115,29 @@ fn jsonl_and_parquet_say_what_the_ledger_says() {
     let catalogue = Catalogue::open(&run.path().join("ledger")).unwrap();
     let stored: Vec<_> = (0..3).flat_map(|plan| catalogue.rollouts(plan).unwrap().map(Result::unwrap)).collect();
     assert_eq!((json.len(), rows.len(), stored.len()), (24, 24, 24));
-    for ((json, row), stored) in json.iter().zip(&rows).zip(&stored) {
-        let tokens: Vec<u32> = stored.deltas.iter().flat_map(|d| d.behavior.tokens()).map(|token| token.0).collect();
-        assert_eq!(json["rollout"], stored.id.to_string());
-        assert_eq!(row.get_string(0).unwrap(), &stored.id.to_string());
-        assert_eq!(json["tokens"], serde_json::json!(tokens));
-        let column = |name: &str| row.get_column_iter().find(|(of, _)| *of == name).unwrap().1;
-        let expected: Vec<Field> = tokens.iter().map(|&token| Field::UInt(token)).collect();
-        assert_eq!(elements(column("tokens")), expected);
-        assert_eq!(elements(column("support_ids")).len(), json["support_ids"].as_array().unwrap().len());
-        assert_eq!(elements(column("log_rest")), vec![Field::Null; tokens.len()]);
-        assert_eq!(elements(column("segment_versions")), [Field::Str(format!("e0.s{}", stored.id.plan))]);
-        assert_eq!((column("finish"), column("group")), (&Field::Str("length".into()), &Field::Null));
-        assert_eq!((column("prompt"), column("consumed")), (&Field::Null, &Field::Bool(true)));
-        assert_eq!(json["log_q"][0].as_f64().unwrap() as f32, float(&elements(column("log_q"))[0]));
-    }
+    json.iter().zip(&rows).zip(&stored).for_each(|((json, row), stored)| same(json, row, stored));
     assert!(!run.path().join("table.parquet.new").exists());
+}
+
+fn same(json: &serde_json::Value, row: &Row, stored: &StoredRollout) {
+    let tokens: Vec<u32> = stored.deltas.iter().flat_map(|d| d.behavior.tokens()).map(|token| token.0).collect();
+    let column = |name: &str| row.get_column_iter().find(|(of, _)| *of == name).expect("the column is there").1;
+    assert_eq!((&json["rollout"], &json["tokens"]), (&json!(stored.id.to_string()), &json!(tokens)));
+    assert_eq!(column("rollout"), &Field::Str(stored.id.to_string()));
+    assert_eq!(elements(column("tokens")), tokens.iter().map(|&token| Field::UInt(token)).collect::<Vec<_>>());
+    assert_eq!(Some(elements(column("support_ids")).len()), json["support_ids"].as_array().map(Vec::len));
+    assert_eq!(elements(column("log_rest")), vec![Field::Null; tokens.len()]);
+    assert_eq!(elements(column("segment_versions")), [Field::Str(format!("e0.s{}", stored.id.plan))]);
+    assert_eq!((column("finish"), column("group")), (&Field::Str("length".into()), &Field::Null));
+    assert_eq!((column("prompt"), column("consumed")), (&Field::Null, &Field::Bool(true)));
+    let log_q = json["log_q"][0].as_f64().map(|log_q| Field::Float(log_q as f32));
+    assert_eq!(Some(&elements(column("log_q"))[0]), log_q.as_ref());
 }
 
 fn elements(field: &Field) -> Vec<Field> {
     match field {
         Field::ListInternal(list) => list.elements().to_vec(),
         other => panic!("not a list: {other}"),
-    }
-}
-
-fn float(field: &Field) -> f32 {
-    match field {
-        Field::Float(value) => *value,
-        other => panic!("not a float: {other}"),
     }
 }
 

@@ -19,7 +19,14 @@ fuzz_target!(|data: &[u8]| {
     };
     let Ok((record, size)) = decode_frame(frame) else { return };
     assert!(size <= frame.len());
-    let again = encode_frame(&record).expect("what was read fits a frame");
+    let again = match encode_frame(&record) {
+        Ok(again) => again,
+        // The columns of version 1 could contradict themselves, which the form of version 2 has no way to say.
+        Err(error) => {
+            assert_eq!(frame[4], 1, "{error}");
+            return;
+        }
+    };
     let (_, length) = decode_frame(&again).expect("what was written is read");
     assert_eq!(length, again.len());
     // As bytes, because no NaN equals itself.
