@@ -25,4 +25,4 @@ chmod +x "$work/rustc"
 cd "$root/middleware/fuzz"
 RUSTC_WRAPPER=$work/rustc CARGO_TARGET_DIR=$root/target cargo build --bin frame_reader
 exec nice -n 15 "$root/target/debug/frame_reader" -max_total_time="$seconds" -max_len=4096 -rss_limit_mb=2048 \
-    -print_final_stats=1 "$work/corpus" "$root/tests/ledger/seeds"
+    -print_final_stats=1 -artifact_prefix="$work/" "$work/corpus" "$root/tests/ledger/seeds"
