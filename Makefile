@@ -5,8 +5,8 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds false-alarms
-.PHONY: deny check-cuda kernels-reference bench-kernels test-python real-torch real-trl real real-vllm
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda
+.PHONY: kernels-reference bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -94,3 +94,15 @@ real-torch:
 real-trl:
 	cargo build --release -p lockstep
 	sh adapters/python/run-tests.sh trl
+## kill -9 of a writer at 1,000 random moments.
+crash:
+	LOCKSTEP_CRASHES=1000 cargo test -p lockstep --no-default-features --test ledger_crash
+
+## The ledger beside fio on the same disk: appends with sync, recovery, memory. Needs fio.
+bench-ledger:
+	cargo build --release -p lockstep --no-default-features --example ledger_speed
+	sh tests/ledger/bench.sh target/release/examples/ledger_speed
+
+## The ledger's frame reader under libFuzzer for ten minutes. Needs a C++ compiler.
+fuzz:
+	sh tests/ledger/fuzz.sh 600

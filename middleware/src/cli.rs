@@ -12,6 +12,7 @@ mod experiment;
 mod record;
 mod serve;
 mod simulate;
+mod ledger;
 
 use crate::progress::say;
 use clap::{Parser, Subcommand, error::ErrorKind};
@@ -61,6 +62,8 @@ enum Command {
     /// Measures how close each correction stays to on-policy training.
     #[cfg(feature = "engine")]
     Experiment(experiment::Arguments),
+    /// Lists, shows, checks and exports what a run recorded.
+    Ledger(ledger::Arguments),
     /// Serves the built-in Qwen3 sampler over gRPC.
     #[cfg(feature = "engine")]
     Sampler(engine::SamplerArguments),
@@ -105,6 +108,7 @@ async fn run(command: Command) -> Outcome {
         Command::Simulate(arguments) => simulate::run(&arguments),
         #[cfg(feature = "engine")]
         Command::Experiment(arguments) => experiment::run(arguments).await,
+        Command::Ledger(arguments) => ledger::run(arguments).await,
         #[cfg(feature = "engine")]
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]

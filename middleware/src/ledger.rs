@@ -6,9 +6,11 @@
 //! unmaintained, so it is used in this file alone, and the tests read every frame with another implementation of the same
 //! format. The layout is in `docs/ledger.md`.
 
+mod catalogue;
 mod compact;
 mod disk;
 mod error;
+pub mod export;
 mod frame;
 mod group;
 mod index;
@@ -18,13 +20,16 @@ mod record;
 mod recover;
 mod segment;
 mod v1;
+mod verify;
 mod writer;
 
+pub use catalogue::{Catalogue, PlanState, PlanSummary, StoredRollout};
 pub use error::LedgerError;
 pub use frame::{FORMAT, FrameError, HEAD_MAGIC, MAGIC, MAX_PAYLOAD, OLDEST};
 pub use group::{Entry, SharedLedger};
 pub use reader::Records;
 pub use record::{DeltaRecord, Record, ResyncRecord, SentAnswer, SentRecord, TrainedOn};
+pub use verify::{Verified, verify};
 pub use writer::{Ledger, SEGMENT_BYTES};
 
 use bincode::config::{Configuration, Fixint, Limit, LittleEndian};

@@ -1,6 +1,6 @@
 //! What was generated and what was trained on, as a ledger tells it.
 
-use crate::ledger::{self, LedgerError, Record};
+use crate::ledger::{LedgerError, Record, Records};
 use async_trait::async_trait;
 use lockstep_core::{
     RolloutId,
@@ -21,15 +21,15 @@ impl LedgerQueue {
     /// # Errors
     /// A ledger that cannot be read or is damaged.
     pub fn read(directory: &Path) -> Result<Self, LedgerError> {
-        Ok(Self::of(&ledger::read(directory)?))
-    }
-
-    fn of(records: &[Record]) -> Self {
         let mut lengths = BTreeMap::<RolloutId, u32>::new();
-        for record in records {
-            match record {
+        let mut consumed = Vec::<(u64, Vec<RolloutId>)>::new();
+        for record in Records::of(directory)? {
+            match record? {
                 Record::PlanOpened { requests, .. } => lengths.extend(requests.iter().map(|request| (request.id, 0))),
                 Record::Delta(delta) => *lengths.entry(delta.rollout).or_default() += delta.columns.tokens.len() as u32,
+                Record::Consumed { rollouts, before, .. } => consumed.push((before.step, rollouts)),
+                // Steps that were lost with the trainer are made again.
+                Record::Resumed { restored, .. } => consumed.retain(|(before, _)| *before < restored.step),
                 _ => {}
             }
         }
@@ -37,19 +37,8 @@ impl LedgerQueue {
             rollout: *rollout,
             length: lengths.get(rollout).copied().unwrap_or_default(),
         };
-        let mut consumed = Vec::<(u64, Vec<QueueEntry>)>::new();
-        for record in records {
-            match record {
-                Record::Consumed { rollouts, before, .. } => {
-                    consumed.push((before.step, rollouts.iter().map(entry).collect()));
-                }
-                // Steps that were lost with the trainer are made again.
-                Record::Resumed { restored, .. } => consumed.retain(|(before, _)| *before < restored.step),
-                _ => {}
-            }
-        }
-        let consumed = consumed.into_iter().map(|(_, batch)| batch);
-        Self { generated: lengths.keys().map(entry).collect(), consumed: consumed.collect() }
+        let consumed = consumed.iter().map(|(_, rollouts)| rollouts.iter().map(entry).collect()).collect();
+        Ok(Self { generated: lengths.keys().map(entry).collect(), consumed })
     }
 }
 

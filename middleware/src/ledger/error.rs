@@ -1,6 +1,10 @@
 //! What can be wrong with a ledger.
 
-use super::frame::{FrameError, MAX_PAYLOAD};
+use super::{
+    frame::{FrameError, MAX_PAYLOAD},
+    index::Entry,
+    record::Subject,
+};
 use lockstep_core::RolloutId;
 use std::{
     io,
@@ -22,12 +26,14 @@ pub enum LedgerError {
         source: io::Error,
     },
     /// A damaged frame that is no torn tail of the last file, so nothing is cut.
-    #[error("{} is damaged at byte {offset}, after {} : {source}", path.display(), after.as_deref().unwrap_or("nothing"))]
+    #[error("{} is damaged at byte {offset}{}, after {}: {source}", path.display(), in_rollout(rollout), after.as_deref().unwrap_or("nothing"))]
     Damaged {
         /// The file.
         path: PathBuf,
         /// Where the frame begins.
         offset: u64,
+        /// The rollout it is about, where an index says so.
+        rollout: Option<RolloutId>,
         /// The last sound record before it.
         after: Option<String>,
         /// What is wrong with it.
@@ -82,7 +88,22 @@ pub enum LedgerError {
     },
 }
 
+fn in_rollout(rollout: &Option<RolloutId>) -> String {
+    rollout.map_or_else(String::new, |rollout| format!(", in rollout {rollout}"))
+}
+
 impl LedgerError {
+    /// Damage with the rollout that an index names there.
+    pub(super) fn in_rollout(self, entry: &Entry) -> Self {
+        match self {
+            Self::Damaged { path, offset, after, source, .. } if entry.index != Subject::PLAN => {
+                let rollout = Some(RolloutId { plan: entry.plan, index: entry.index });
+                Self::Damaged { path, offset, rollout, after, source }
+            }
+            other => other,
+        }
+    }
+
     /// The same fault for another who waited for it.
     pub(super) fn again(&self, path: &Path) -> Self {
         match self {

@@ -112,6 +112,11 @@ pub(super) fn write(out: &mut Vec<u8>, kind: Kind, payload: &[u8]) {
     out.extend(checksum.to_le_bytes());
 }
 
+/// Bytes of the frame of a payload.
+pub(super) fn size_of(payload: &[u8]) -> usize {
+    HEADER + payload.len() + TRAILER
+}
+
 /// Bytes of the frame that begins with this header.
 pub(super) fn size(bytes: &[u8]) -> Result<usize, FrameError> {
     let short = FrameError::Short { needed: HEADER + TRAILER, found: bytes.len() };

@@ -11,7 +11,7 @@
 //! | 4 | number of weight versions, V |
 //! | 8 | number of entries, E |
 //! | 13 V | versions: 1 when declared, epoch, step |
-//! | 33 E | entries, ascending: plan, rollout, kind, start, offset, count, number of the version |
+//! | 37 E | entries, ascending: plan, rollout, kind, start, offset, bytes, count, number of the version |
 //! | 4 | crc32 of all before |
 
 use super::{
@@ -28,7 +28,7 @@ const MAGIC: [u8; 4] = *b"LKSX";
 const FORMAT: u16 = 1;
 const HEADER: usize = 26;
 const VERSION: usize = 13;
-const ENTRY: usize = 33;
+const ENTRY: usize = 37;
 /// Entries read at once.
 const BLOCK: usize = 1024;
 
@@ -41,6 +41,8 @@ pub(super) struct Entry {
     pub(super) kind: Kind,
     pub(super) start: u32,
     pub(super) offset: u64,
+    /// Bytes of the frame.
+    pub(super) bytes: u32,
     /// Tokens of a delta, requests of a plan.
     pub(super) count: u32,
     /// Place among the segment's versions.
@@ -49,12 +51,12 @@ pub(super) struct Entry {
 
 impl Entry {
     fn first(plan: u64, index: u32, kind: Kind) -> Self {
-        Self { plan, index, kind, start: 0, offset: 0, count: 0, version: 0 }
+        Self { plan, index, kind, start: 0, offset: 0, bytes: 0, count: 0, version: 0 }
     }
 
     fn last(plan: u64, index: u32, kind: Kind) -> Self {
-        let (start, version) = (u32::MAX, u32::MAX);
-        Self { plan, index, kind, start, offset: u64::MAX, count: u32::MAX, version }
+        let most = u32::MAX;
+        Self { plan, index, kind, start: most, offset: u64::MAX, bytes: most, count: most, version: most }
     }
 
     /// The token behind a delta's last.
@@ -68,6 +70,7 @@ impl Entry {
         out.push(self.kind as u8);
         out.extend(self.start.to_le_bytes());
         out.extend(self.offset.to_le_bytes());
+        out.extend(self.bytes.to_le_bytes());
         out.extend(self.count.to_le_bytes());
         out.extend(self.version.to_le_bytes());
     }
@@ -80,6 +83,7 @@ impl Entry {
             kind: *Kind::ALL.get(bytes.take::<1>()?[0] as usize)?,
             start: bytes.u32()?,
             offset: bytes.u64()?,
+            bytes: bytes.u32()?,
             count: bytes.u32()?,
             version: bytes.u32()?,
         })
@@ -113,14 +117,15 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub(super) fn add(&mut self, subject: &Subject, offset: u64) {
+    /// Adds the record of a frame of `bytes` bytes at `offset`.
+    pub(super) fn add(&mut self, subject: &Subject, offset: u64, bytes: usize) {
         let known = self.versions.iter().rposition(|version| *version == subject.version);
         let version = known.unwrap_or_else(|| {
             self.versions.push(subject.version);
             self.versions.len() - 1
         }) as u32;
         let Subject { kind, plan, index, start, count, .. } = *subject;
-        self.entries.insert(Entry { plan, index, kind, start, offset, count, version });
+        self.entries.insert(Entry { plan, index, kind, start, offset, bytes: bytes as u32, count, version });
     }
 
     fn bytes(&self, segment: u64) -> Vec<u8> {
@@ -333,6 +338,13 @@ impl SegmentIndex {
             Self::File(index) if !index.plans.contains(plan) => Ok(None),
             Self::File(index) => Ok(index.range(&from, &to)?.last().copied()),
         }
+    }
+
+    /// The entry of the record at a place of the segment.
+    pub(super) fn at(&self, offset: u64) -> Result<Option<Entry>, LedgerError> {
+        let all =
+            self.range(&Entry::first(0, 0, Kind::Opened), &Entry::last(u64::MAX, Subject::PLAN, Kind::Consumed))?;
+        Ok(all.into_iter().find(|entry| entry.offset == offset))
     }
 
     /// The version of an entry.

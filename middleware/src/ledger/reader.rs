@@ -61,7 +61,9 @@ impl Records {
                     decode_head(frame.payload).map(Read::Head)
                 }
                 Ok(Some(frame)) if frame.kind == Kind::Head => Err(FrameError::misplaced_head()),
-                Ok(Some(frame)) => decode_record(frame.version, frame.payload).map(Read::Record),
+                Ok(Some(frame)) => {
+                    decode_record(frame.version, frame.payload).map(|record| Read::Record(Box::new(record)))
+                }
                 Ok(None) => Ok(Read::End),
                 Err(source) => Err(source),
             };
@@ -70,7 +72,7 @@ impl Records {
                     self.take_head(head.profiles);
                     continue;
                 }
-                Ok(Read::Record(record)) => record,
+                Ok(Read::Record(record)) => *record,
                 Ok(Read::End) if self.enter_next()? => continue,
                 Ok(Read::End) => return Ok(None),
                 Err(source) => {
@@ -144,7 +146,7 @@ impl Records {
 
 enum Read {
     Head(super::segment::Head),
-    Record(Record),
+    Record(Box<Record>),
     End,
 }
 

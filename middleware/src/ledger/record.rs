@@ -19,13 +19,14 @@ pub(super) const DELTA: u32 = 2;
 pub(super) enum Kind {
     Opened,
     Delta,
-    Reward,
+    /// Of a rollout, without tokens.
+    About,
     Sealed,
     Consumed,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 5] = [Self::Opened, Self::Delta, Self::Reward, Self::Sealed, Self::Consumed];
+    pub(super) const ALL: [Self; 5] = [Self::Opened, Self::Delta, Self::About, Self::Sealed, Self::Consumed];
 }
 
 /// What a record says to the index.
@@ -43,6 +44,11 @@ pub(super) struct Subject {
 
 impl Subject {
     pub(super) const PLAN: u32 = u32::MAX;
+
+    /// What a record without tokens says of a rollout.
+    fn about(RolloutId { plan, index }: RolloutId) -> Self {
+        Self { kind: Kind::About, plan, index, start: 0, count: 0, version: None }
+    }
 
     fn plan(kind: Kind, plan: u64, count: usize) -> Self {
         Self { kind, plan, index: Self::PLAN, start: 0, count: count as u32, version: None }
@@ -275,10 +281,7 @@ impl Record {
                 Some(Subject { kind: Kind::Delta, plan, index, start: delta.start, count, version })
             }
             Self::PlanSealed { plan } => Some(Subject::plan(Kind::Sealed, *plan, 0)),
-            Self::Reward { rollout, .. } => {
-                let RolloutId { plan, index } = *rollout;
-                Some(Subject { kind: Kind::Reward, plan, index, start: 0, count: 0, version: None })
-            }
+            Self::Reward { rollout, .. } => Some(Subject::about(*rollout)),
             Self::Consumed { plan, rollouts, .. } => Some(Subject::plan(Kind::Consumed, *plan, rollouts.len())),
             Self::PlanReserved { plan, groups, answers } => {
                 Some(Subject::plan(Kind::Opened, *plan, *groups as usize * *answers as usize))

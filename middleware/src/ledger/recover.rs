@@ -63,7 +63,7 @@ impl Survey {
         }
         match decode_subject(frame.version, frame.payload)? {
             Skimmed::Profile(profile) => self.profiles.push(profile),
-            Skimmed::Subject(subject) => self.index.add(&subject, offset),
+            Skimmed::Subject(subject) => self.index.add(&subject, offset, frame.size),
             Skimmed::Other => {}
         }
         Ok(())

@@ -166,6 +166,11 @@ impl Frames {
         Ok(!frame::is_torn(&tail, self.offset) || frame::any(tail.get(1..).unwrap_or_default()))
     }
 
+    /// Bytes from here to the end of the file.
+    pub(super) fn left(&self) -> Result<u64, LedgerError> {
+        Ok(self.file.len().map_err(io_error("read", &self.path))?.saturating_sub(self.offset))
+    }
+
     fn tail(&self) -> Result<Vec<u8>, LedgerError> {
         let failed = io_error("read", &self.path);
         let length = self.file.len().map_err(&failed)?;
@@ -176,6 +181,6 @@ impl Frames {
     }
 
     pub(super) fn damaged(&self, after: Option<String>, source: FrameError) -> LedgerError {
-        LedgerError::Damaged { path: self.path.clone(), offset: self.offset, after, source }
+        LedgerError::Damaged { path: self.path.clone(), offset: self.offset, rollout: None, after, source }
     }
 }

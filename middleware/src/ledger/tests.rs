@@ -2,6 +2,7 @@
 
 mod crash;
 mod damage;
+mod exporting;
 mod mirror;
 mod shared;
 mod simulated;

@@ -151,7 +151,7 @@ impl Ledger {
         }
         let offset = self.written + self.pending.len() as u64;
         if let (Some(subject), SegmentIndex::Memory(index)) = (record.subject(), &mut self.index) {
-            index.add(&subject, offset);
+            index.add(&subject, offset, frame::size_of(&payload));
         }
         if let Record::Profile(profile) = record {
             self.profiles.push(Arc::new(profile.clone()));
@@ -274,7 +274,8 @@ impl Ledger {
 
     /// The payload of a record that is there, in the format that is written.
     fn payload(&self, number: u64, offset: u64) -> Result<Vec<u8>, LedgerError> {
-        let unreadable = |source| LedgerError::Damaged { path: self.path.clone(), offset, after: None, source };
+        let unreadable =
+            |source| LedgerError::Damaged { path: self.path.clone(), offset, rollout: None, after: None, source };
         if number == self.number && offset >= self.written {
             let pending = frame::read(&self.pending[(offset - self.written) as usize..]);
             return pending.map(|frame| frame.payload.to_vec()).map_err(unreadable);
@@ -331,7 +332,7 @@ impl Ledger {
 }
 
 /// The index of a closed segment; made again where there is none that fits.
-fn closed_index(disk: &Arc<dyn Disk>, number: u64) -> Result<IndexFile, LedgerError> {
+pub(super) fn closed_index(disk: &Arc<dyn Disk>, number: u64) -> Result<IndexFile, LedgerError> {
     let path = disk.path(&name(number));
     let segment = disk.open(&name(number)).and_then(|file| file.len()).map_err(io_error("read", &path))?;
     if let Some(index) = IndexFile::load(disk, number, segment)? {
