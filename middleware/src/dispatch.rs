@@ -5,6 +5,7 @@
 
 mod calls;
 mod driver;
+mod error;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod history;
@@ -12,6 +13,7 @@ pub mod plans;
 #[cfg(test)]
 mod tests;
 
-pub use driver::{DispatchError, Driver, Judge, Settings, Station};
+pub use driver::{Driver, Judge, Settings, Station};
+pub use error::DispatchError;
 pub use history::{History, HistoryError};
 pub use plans::{Consumer, Plans, PlansError, Trained};

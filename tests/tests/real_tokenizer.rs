@@ -2,8 +2,14 @@
 
 mod recorded;
 
-use lockstep::{dispatch, ledger::Ledger};
-use lockstep_core::{BatchPlan, Rollout, TokenId, plan::PromptGroup, rollout::Request, version::WeightVersion};
+use lockstep::{
+    dispatch::{Driver, History, Settings, Station},
+    ledger::Ledger,
+};
+use lockstep_core::{
+    BatchPlan, Rollout, TokenId, dispatch::Rules, plan::PromptGroup, reward::Outcome, rollout::Request,
+    version::WeightVersion,
+};
 use lockstep_engine::{Config, Qwen3, Qwen3Sampler, SamplerPort, Tokenizer, Weights};
 use lockstep_tests::{
     binary::{lockstep, run},
@@ -13,6 +19,8 @@ use recorded::{Plan, recorded};
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
 
 fn tokenizer_json() -> PathBuf {
@@ -178,7 +186,12 @@ async fn drawn_again(directory: &Path, plan: &Plan) -> Vec<Rollout> {
     let sampler = Qwen3Sampler::new(&model, WeightVersion { epoch: 0, step: 0 });
     let sampler = SamplerPort::new(sampler.unwrap_or_else(|error| panic!("{error}"))).expect("there is a thread");
     let ledger = tempfile::tempdir().expect("there is room for a temporary directory");
-    let (mut ledger, _) = Ledger::open(ledger.path()).unwrap_or_else(|error| panic!("{error}"));
+    let (ledger, _) = Ledger::open(ledger.path()).unwrap_or_else(|error| panic!("{error}"));
+    let station = Station { name: "engine".into(), sampler: Arc::new(sampler), slots: u32::MAX };
+    let settings = Settings { rules: Rules::default(), lease: Duration::from_secs(600) };
+    let begun = (ledger, History::default(), WeightVersion { epoch: 0, step: 0 });
+    let driver = Driver::start(settings, vec![station], Arc::new(|_| Outcome::Reward(0.0)), begun);
+    let mut driver = driver.unwrap_or_else(|error| panic!("{error}"));
     let group = |requests: &[Request]| PromptGroup {
         prompt: requests[0].prompt.clone(),
         answers: requests.iter().map(|request| request.params.clone()).collect(),
@@ -186,8 +199,9 @@ async fn drawn_again(directory: &Path, plan: &Plan) -> Vec<Rollout> {
     let groups = plan.requests.chunk_by(|a, b| a.group == b.group).map(group).collect();
     let again = BatchPlan::open(0, groups).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(again.requests(), plan.requests);
-    let batch = dispatch::fill(again, &sampler, &mut ledger).await;
-    batch.unwrap_or_else(|error| panic!("{error}")).rollouts().to_vec()
+    driver.draw().and_then(|()| driver.open(again)).unwrap_or_else(|error| panic!("{error}"));
+    let batch = driver.next().await;
+    batch.unwrap_or_else(|error| panic!("{error}")).batch().rollouts().to_vec()
 }
 
 /// Whether the text of an answer, encoded, is other ids; or whether it has no text at all.

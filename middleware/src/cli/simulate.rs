@@ -35,7 +35,7 @@ pub(super) struct Arguments {
     #[arg(long, default_value_t = 0.5)]
     train_share: f64,
     /// Training steps; the first quarter is not measured.
-    #[arg(long, default_value_t = 240)]
+    #[arg(long, default_value_t = 1000)]
     steps: u64,
     /// Seed of the lengths.
     #[arg(long, default_value_t = 1)]

@@ -99,6 +99,9 @@ fn name(rollouts: &[RolloutId]) -> String {
     }
 }
 
+/// A complete batch, and of every rollout the reward it has, in dispatch order.
+pub type Sealed = (Batch, Vec<Option<f64>>);
+
 /// A trainer process: its name, and which data-parallel rank of how many it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Consumer {
@@ -263,7 +266,7 @@ impl Plans {
     ///
     /// # Errors
     /// A plan that is not open, or that failed.
-    pub async fn seal(&self, plan: u64) -> Result<(Batch, Vec<Option<f64>>), PlansError> {
+    pub async fn seal(&self, plan: u64) -> Result<Sealed, PlansError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -274,7 +277,7 @@ impl Plans {
         }
     }
 
-    fn sealed(&self, plan: u64) -> Result<Option<(Batch, Vec<Option<f64>>)>, PlansError> {
+    fn sealed(&self, plan: u64) -> Result<Option<Sealed>, PlansError> {
         let state = self.state();
         let places = state.plans.get(&plan).ok_or(DispatchError::NoPlan(plan))?;
         if let Some(failure) = state.dispatch.failure(plan) {

@@ -130,7 +130,7 @@ async fn a_plan_is_filled_by_two_samplers_and_a_failed_reward_keeps_its_row() {
 async fn what_a_dying_sampler_left_is_resumed_under_the_same_id() {
     let directory = tempfile::tempdir().unwrap();
     let sampler = fake(&[Some(3), None]);
-    let mut driver = start(directory.path(), &[sampler.clone()], rules(1), version(0, 0));
+    let mut driver = start(directory.path(), std::slice::from_ref(&sampler), rules(1), version(0, 0));
     driver.open(plan(0)).unwrap();
     let batch = driver.next().await.unwrap();
     assert_eq!(lengths(&batch), [3, 5, 7, 9]);
@@ -175,7 +175,7 @@ async fn a_silent_sampler_loses_its_lease_and_its_answers() {
 async fn with_two_open_plans_the_next_one_is_filled_while_the_trainer_works() {
     let directory = tempfile::tempdir().unwrap();
     let sampler = fake(&[]);
-    let mut driver = start(directory.path(), &[sampler.clone()], rules(2), version(0, 0));
+    let mut driver = start(directory.path(), std::slice::from_ref(&sampler), rules(2), version(0, 0));
     driver.open(plan(0)).unwrap();
     driver.open(plan(1)).unwrap();
     assert_eq!(driver.may_open(), None);
@@ -215,7 +215,7 @@ async fn a_run_goes_on_from_its_ledger() {
     );
     let said = "the trainer restarted at e0.s0, but the ledger has a step to e0.s1 already; it must open a new epoch";
     assert_eq!(refused.unwrap_err().to_string(), said);
-    let mut driver = start(directory.path(), &[again.clone()], rules(2), version(1, 0));
+    let mut driver = start(directory.path(), std::slice::from_ref(&again), rules(2), version(1, 0));
     let first = driver.next().await.unwrap();
     assert_eq!(first, batch, "what was lost with the trainer is trained on again, from the ledger");
     driver.consumed(&first, &report(version(1, 0))).unwrap();

@@ -45,7 +45,7 @@ impl Facts {
         self.rollouts.entry(rollout).or_insert_with(|| RolloutFacts::new(rollout, 0))
     }
 
-    pub(super) fn sent(&mut self, rollout: RolloutId, by: u32, now: u64, attempt: u32) {
+    pub(super) fn sent(&mut self, rollout: RolloutId, (by, attempt): (u32, u32), now: u64) {
         let facts = self.of(rollout);
         facts.sent_at.get_or_insert(now);
         facts.attempts = attempt;

@@ -31,7 +31,7 @@ impl Default for Schedule {
     fn default() -> Self {
         Self {
             seed: 1,
-            steps: 240,
+            steps: 1000,
             slots: 64,
             groups: 32,
             answers: 8,

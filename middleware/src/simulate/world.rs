@@ -215,7 +215,7 @@ impl<'a> World<'a> {
     }
 
     fn draw(&mut self, sampler: SamplerId, rollout: RolloutId, attempt: u32) {
-        self.facts.sent(rollout, sampler.0, self.now, attempt);
+        self.facts.sent(rollout, (sampler.0, attempt), self.now);
         let before = self.facts.tokens(rollout);
         let left = u64::from(self.length(rollout, attempt).saturating_sub(before)) + self.delay(rollout);
         self.number += 1;
