@@ -1,5 +1,6 @@
 //! What the ledger remembers.
 
+use crate::session::SessionRecord;
 use lockstep_core::{
     BehaviorDistribution, Delta, FinishReason, RolloutId, SamplerProfile, Stamp, WeightVersion,
     behavior::{BehaviorError, Columns},
@@ -67,6 +68,8 @@ pub enum Record {
         /// In the trainer's order.
         rollouts: Vec<TrainedOn>,
     },
+    /// A turn of a conversation, from which its session is rebuilt.
+    Session(SessionRecord),
 }
 
 /// What a trainer says of one rollout it trained on.
@@ -163,6 +166,7 @@ impl fmt::Display for Record {
                 write!(f, "the opening of plan {plan} with {groups} groups of {answers}")
             }
             Self::Dispatched(request) => write!(f, "the request of rollout {}", request.id),
+            Self::Session(record) => write!(f, "turn {} of session {}", record.turn, record.session),
             Self::Trained { plan, .. } => write!(f, "the training on plan {plan}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),
         }

@@ -89,7 +89,7 @@ impl Drawing {
         let Order { request, have, planned, mut stops, permit } = order;
         let tokens: Vec<TokenId> = have.iter().flat_map(|delta| delta.behavior.tokens().iter().copied()).collect();
         if let Some(stops) = &mut stops {
-            stops.ends_at(&tokens);
+            let _ = stops.ends_at(&tokens);
         }
         let mut began = gateway.updates.begin();
         began.resumes(have.first().map(|delta| delta.stamp.clone()));
@@ -242,15 +242,18 @@ impl Drawing {
             return failed(format!("rollout {id} ended without a token"));
         }
         self.gateway.updates.stamp(&mut delta, &mut self.began);
-        Ok(self.cut(delta))
+        self.cut(delta)
     }
 
-    fn cut(&mut self, delta: Delta) -> (Delta, bool) {
-        let Some(stops) = &mut self.stops else { return (delta, false) };
-        let Some(kept) = stops.ends_at(delta.behavior.tokens()) else { return (delta, false) };
+    fn cut(&mut self, delta: Delta) -> PortResult<(Delta, bool)> {
+        let Some(stops) = &mut self.stops else { return Ok((delta, false)) };
+        let found = stops.ends_at(delta.behavior.tokens());
+        let Some(kept) = found.map_err(|error| PortError::Failed(error.to_string()))? else {
+            return Ok((delta, false));
+        };
         let behavior = delta.behavior.slice(0..kept);
         let finish = behavior.tokens().last().copied().map(FinishReason::Stop);
-        (Delta { behavior, finish, ..delta }, true)
+        Ok((Delta { behavior, finish, ..delta }, true))
     }
 
     /// Writes a delta and hands it on to whoever listens; the last one only when it is durable.

@@ -1,9 +1,11 @@
 //! The gateway in front of engines that do what a test says, without a socket.
 
 mod capture;
+mod control;
 mod dialects;
 mod engine;
 mod faults;
+mod grpc;
 mod plans;
 mod refusals;
 mod trainers;
