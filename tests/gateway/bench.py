@@ -141,6 +141,18 @@ def measure(name, port, path, body):
     return {connections: wrk(port, path, body, connections) for connections in CONNECTIONS}
 
 
+def rss(process):
+    """Resident memory in MiB."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def counters(port):
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    lines = [line.split() for line in page.splitlines() if line.startswith("lockstep_") and "{" not in line]
+    return {name: float(value) for name, value in lines}
+
+
 def lockstep(name, engine, options):
     port = free_port()
     command = [str(LOCKSTEP), "serve", "--engine", f"http://127.0.0.1:{engine}", "--listen", f"127.0.0.1:{port}"]
@@ -148,11 +160,16 @@ def lockstep(name, engine, options):
     body = {"model": "fake", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 1.0, "n": 1, "return_token_ids": True, "logprobs": 0}
     rows = measure(name, port, "/v1/completions", body)
     if rows:
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-        kept = {line.split()[0]: float(line.split()[1]) for line in page.splitlines() if line.startswith("lockstep_")and "{" not in line}
-        rss = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-        print(f"{name}: {kept['lockstep_tokens_total']:.0f} tokens checked, {kept['lockstep_ledger_entries_total']:.0f} ledger entries in "
-              f"{kept['lockstep_ledger_syncs_total']:.0f} syncs, {kept['lockstep_ledger_seconds_total']:.1f} s; {' '.join(rss.split())}")
+        before = (counters(port)["lockstep_requests_total"], rss(process))
+        streams = wrk(port, "/v1/completions", {**body, "stream": True}, 4000)
+        wrk(port, "/v1/completions", body, 64)
+        kept = counters(port)
+        print(
+            f"{name}: 4,000 streams at once: {streams['rate']:.0f} a second, {streams['bad']} bad {streams['errors']}; "
+            f"{before[1]:.0f} MiB after {before[0]:.0f} requests, {rss(process):.0f} MiB after {kept['lockstep_requests_total']:.0f}; "
+            f"{kept['lockstep_tokens_total']:.0f} tokens checked; {kept['lockstep_ledger_entries_total']:.0f} ledger entries in "
+            f"{kept['lockstep_ledger_syncs_total']:.0f} syncs, {kept['lockstep_ledger_seconds_total']:.1f} s"
+        )
     stop(process)
     return rows
 

@@ -42,10 +42,13 @@ fn engine() -> Router {
     };
     let breaks = || async {
         let whole = stream::iter([Ok(Bytes::from_static(b"half"))]);
-        let pieces = futures_util::StreamExt::chain(whole, stream::once(async {
-            tokio::task::yield_now().await;
-            Err::<Bytes, _>(std::io::Error::other("gone"))
-        }));
+        let pieces = futures_util::StreamExt::chain(
+            whole,
+            stream::once(async {
+                tokio::task::yield_now().await;
+                Err::<Bytes, _>(std::io::Error::other("gone"))
+            }),
+        );
         Response::new(Body::from_stream(pieces))
     };
     let refuse = || async { (StatusCode::BAD_REQUEST, "no") };
@@ -57,7 +60,8 @@ fn engine() -> Router {
 }
 
 /// Status and body of one exchange; no body when it broke off.
-async fn ask(client: &Client, to: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Option<Vec<u8>>) {
+async fn ask(client: &Client, to: SocketAddr, what: &str, body: &str) -> (u16, Option<Vec<u8>>) {
+    let (method, path) = what.split_once(' ').unwrap();
     let request = Request::builder().method(method).uri(format!("http://{to}{path}"));
     let response = client.request(request.body(Full::from(body.to_owned())).unwrap()).await.unwrap();
     let status = response.status().as_u16();
@@ -70,12 +74,12 @@ async fn recorded(file: &Path) {
     let recorder = Recorder::create(&format!("http://{engine}"), file).unwrap();
     let address = listening(recorder.router()).await;
     for expected in [b"0", b"1"] {
-        assert_eq!(ask(&client, address, "GET", "/count", "").await, (200, Some(expected.to_vec())));
+        assert_eq!(ask(&client, address, "GET /count", "").await, (200, Some(expected.to_vec())));
     }
-    let said = ask(&client, address, "POST", "/stream", r#"{"a":1,"b":2}"#).await;
+    let said = ask(&client, address, "POST /stream", r#"{"a":1,"b":2}"#).await;
     assert_eq!(said, (200, Some(PIECES.concat())));
-    assert_eq!(ask(&client, address, "POST", "/refuse", "x").await, (400, Some(b"no".to_vec())));
-    assert_eq!(ask(&client, address, "POST", "/breaks", "").await, (200, None));
+    assert_eq!(ask(&client, address, "POST /refuse", "x").await, (400, Some(b"no".to_vec())));
+    assert_eq!(ask(&client, address, "POST /breaks", "").await, (200, None));
 }
 
 #[tokio::test]
@@ -86,13 +90,13 @@ async fn what_was_recorded_is_served_again_without_the_engine() {
     let client: Client = legacy::Client::builder(TokioExecutor::new()).build_http();
     let address = listening(Replayer::load(&file).unwrap().router()).await;
     for expected in [b"0", b"1", b"1"] {
-        assert_eq!(ask(&client, address, "GET", "/count", "").await, (200, Some(expected.to_vec())));
+        assert_eq!(ask(&client, address, "GET /count", "").await, (200, Some(expected.to_vec())));
     }
-    let said = ask(&client, address, "POST", "/stream", r#"{ "b": 2, "a": 1 }"#).await;
+    let said = ask(&client, address, "POST /stream", r#"{ "b": 2, "a": 1 }"#).await;
     assert_eq!(said, (200, Some(PIECES.concat())));
-    assert_eq!(ask(&client, address, "POST", "/refuse", "x").await, (400, Some(b"no".to_vec())));
-    assert_eq!(ask(&client, address, "POST", "/breaks", "").await, (200, None));
-    let (status, body) = ask(&client, address, "POST", "/stream", r#"{"a":2}"#).await;
+    assert_eq!(ask(&client, address, "POST /refuse", "x").await, (400, Some(b"no".to_vec())));
+    assert_eq!(ask(&client, address, "POST /breaks", "").await, (200, None));
+    let (status, body) = ask(&client, address, "POST /stream", r#"{"a":2}"#).await;
     let told = String::from_utf8(body.unwrap()).unwrap();
     assert_eq!(status, 404);
     assert!(told.contains("POST /stream with this body of 7 bytes is not recorded"), "{told}");

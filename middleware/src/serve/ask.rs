@@ -238,10 +238,11 @@ impl Ask {
         let total = self.prompts.len() as u32 * self.sampling.answers;
         let permits = gateway.in_flight.clone().try_acquire_many_owned(total);
         let mut permits = permits.map_err(|_| Refusal::busy(gateway.options.in_flight))?;
+        let stops = (0..total).map(|_| self.stops(gateway)).collect::<Result<Vec<_>, _>>()?;
         let mut orders = self.orders(gateway).await?;
-        for order in &mut orders {
+        for (order, stops) in orders.iter_mut().zip(stops) {
             order.permit = permits.split(1);
-            order.stops = self.stops(gateway)?;
+            order.stops = stops;
         }
         let drawn = orders.into_iter().enumerate().map(|(index, order)| {
             let request = order.request.clone();

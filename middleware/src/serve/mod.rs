@@ -250,8 +250,12 @@ pub async fn serve(
     }
 }
 
+/// Healthy while any engine is: one that finished its last answer, or else says so itself.
 async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
-    let healthy = gateway.pool.replicas().iter().any(|replica| replica.failures() == 0);
+    let mut healthy = gateway.pool.replicas().iter().any(|replica| replica.failures() == 0);
+    for replica in gateway.pool.replicas() {
+        healthy = healthy || control::is_healthy(&gateway, replica).await;
+    }
     let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     status.into_response()
 }
