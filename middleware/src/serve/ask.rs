@@ -301,11 +301,14 @@ impl From<DrawError> for Refusal {
     fn from(error: DrawError) -> Self {
         let told = error.to_string();
         match error {
-            DrawError::Engine { rollout, source, .. } => match source {
-                PortError::Refused(_) => Self::request(told),
-                PortError::Unavailable(_) => Self::unavailable(told).keeping(&[rollout]),
-                PortError::Failed(_) => Self::engine(told).keeping(&[rollout]),
-            },
+            DrawError::Engine { rollout, source, tokens, .. } => {
+                let kept: &[RolloutId] = if tokens > 0 { &[rollout] } else { &[] };
+                match source {
+                    PortError::Refused(_) => Self::request(told),
+                    PortError::Unavailable(_) => Self::unavailable(told).keeping(kept),
+                    PortError::Failed(_) => Self::engine(told).keeping(kept),
+                }
+            }
             DrawError::Capture(_) => Self::internal(told),
         }
     }

@@ -9,6 +9,7 @@ mod grpc;
 mod plans;
 mod refusals;
 mod trainers;
+mod wire;
 
 use super::{Gateway, Options, Pool, router};
 use axum::{
