@@ -16,6 +16,7 @@
 
 mod analysis;
 mod decoder;
+mod drift;
 mod error;
 mod finding;
 mod history;
@@ -33,6 +34,7 @@ mod template;
 
 pub use analysis::TemplateFinding;
 pub use decoder::{Decoder, Show, Special, Unknown};
+pub use drift::{Drift, DriftKind, drifts};
 pub use error::SessionError;
 pub use finding::{Change, Finding, Policy};
 pub use history::Benign;

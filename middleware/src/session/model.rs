@@ -256,6 +256,11 @@ impl ChatModel {
         Ok(Written { text, shield: Some(shield) })
     }
 
+    /// Whether the template asks for the time.
+    pub(super) fn reads_clock(&self) -> bool {
+        self.0.template.as_ref().is_some_and(Template::reads_clock)
+    }
+
     pub(super) fn tokenizer(&self) -> &Tokenizer {
         &self.0.tokenizer
     }

@@ -50,6 +50,7 @@ pub enum Clock {
 pub(super) struct Template {
     env: Environment<'static>,
     has_tool_use: bool,
+    reads_clock: bool,
     special: Map<String, Json>,
 }
 
@@ -79,7 +80,13 @@ impl Template {
         if let Some(source) = &sources.tool_use {
             add(TOOL_USE, source)?;
         }
-        Ok(Self { env, has_tool_use: sources.tool_use.is_some(), special })
+        let reads_clock = sources.default.contains("strftime_now");
+        Ok(Self { env, has_tool_use: sources.tool_use.is_some(), reads_clock, special })
+    }
+
+    /// Whether it asks for the time.
+    pub(super) fn reads_clock(&self) -> bool {
+        self.reads_clock
     }
 
     /// The text of a conversation whose messages are already as templates expect them.

@@ -1,14 +1,16 @@
 //! Qwen3 as its chats have it: the real tokenizer and template, and the padded vocabulary of the model.
 
 use lockstep::session::{ChatModel, ModelFiles, ModelOptions};
-use lockstep_tests::proto;
-use std::{path::PathBuf, sync::OnceLock};
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
 /// Ids of the model; the tokenizer knows 151,669.
 pub const VOCABULARY: u32 = 151_936;
 
 fn fetched(name: &str) -> PathBuf {
-    let path = proto::root().join("target/test-data").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/test-data").join(name);
     assert!(path.exists(), "{} is missing: run tests/setup.sh", path.display());
     path
 }
@@ -38,3 +40,18 @@ pub fn with_template(template: &str) -> ChatModel {
     let files = ModelFiles { template: Some(template.to_owned()), ..files() };
     ChatModel::new(&files, ModelOptions::default()).unwrap_or_else(|error| panic!("{error}"))
 }
+
+/// A template that only ever appends.
+pub const PLAIN: &str = "{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>\\n{\"name\": ' + call.function.name|tojson + ', \"arguments\": ' }}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments|tojson(separators=(',', ':')) }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
+";
