@@ -84,6 +84,11 @@ impl Row {
     /// Whatever contradicts itself: an entry outside the mask, a rest that the other ids cannot carry.
     pub(crate) fn masked(mut self, asked: &Asked, mask: &[TokenId]) -> Result<Support, WireError> {
         check_vocabulary(mask, asked.vocabulary, self.position)?;
+        let room = asked.head.min(mask.len());
+        if self.entries.len() < room {
+            let (position, listed) = (self.position, self.entries.len());
+            return Err(WireError::MaskUnlisted { position, kept: mask.len(), listed, room });
+        }
         self.entries = self.descending();
         self.drop_outlier(mask.len());
         if let Some(&(token, _)) = self.entries.iter().find(|(token, _)| !mask.contains(token)) {
@@ -133,7 +138,7 @@ impl Row {
 
     /// Mass of the entries.
     pub(crate) fn known(&self) -> f64 {
-        self.entries.iter().map(|(_, log_q)| log_q.exp()).sum()
+        self.entries.iter().fold(0.0, |mass, (_, log_q)| mass + log_q.exp())
     }
 
     fn descending(&self) -> Vec<(TokenId, f64)> {

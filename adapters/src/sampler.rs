@@ -181,6 +181,7 @@ fn prepared(link: &Link, answer: &Answer) -> PortResult<(&'static str, serde_jso
             Ok((sglang::PATH, body, Parser::Sglang(sglang::Parser::new(asked, form))))
         }
         Dialect::Vllm(dialect) => {
+            asked.head = asked.head.min(dialect.head as usize);
             if dialect.form == vllm::Form::Mask && asked.truncation.top_k == 0 {
                 asked.truncation.top_k = dialect.cap_top_k.unwrap_or(0);
             }

@@ -87,6 +87,20 @@ pub enum WireError {
         /// What to do about it.
         advice: &'static str,
     },
+    /// Kept ids without a log-prob, though the list had room for it.
+    #[error(
+        "at position {position}: the mask keeps {kept} ids, but {listed} have a log-prob, though there was room for {room}"
+    )]
+    MaskUnlisted {
+        /// The row.
+        position: usize,
+        /// Kept ids.
+        kept: usize,
+        /// Ids with a log-prob.
+        listed: usize,
+        /// Ids that should have one.
+        room: usize,
+    },
     /// Kept ids that cannot carry the mass that is missing.
     #[error(
         "at position {position}: {others} kept ids without a log-prob would carry mass {rest}, though none exceeds {bound}"
