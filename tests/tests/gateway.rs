@@ -18,7 +18,9 @@ fn lockstep(directory: &Path, arguments: &[&str]) -> Finished {
 #[test]
 fn every_engine_has_one_complete_launch_line() {
     let directory = tempfile::tempdir().unwrap();
-    for (engine, flag) in [("vllm", "--return-sampling-mask"), ("sglang", "--sampling-defaults"), ("llama.cpp", "llama-server")] {
+    for (engine, flag) in
+        [("vllm", "--return-sampling-mask"), ("sglang", "--sampling-defaults"), ("llama.cpp", "llama-server")]
+    {
         let finished = lockstep(directory.path(), &["serve", "--print-launch", engine]);
         assert_eq!((finished.code, finished.stdout.lines().count()), (Some(0), 1), "{}", finished.stderr);
         assert!(finished.stdout.contains(flag), "{}", finished.stdout);
@@ -32,7 +34,8 @@ fn what_cannot_be_served_is_said_at_the_start() {
     let none = lockstep(directory.path(), &["serve", "--no-ledger"]);
     assert_eq!(none.code, Some(3));
     assert!(none.stderr.contains("--engine"), "{}", none.stderr);
-    let gone = lockstep(directory.path(), &["serve", "--no-ledger", "--stop-id", "1", "--engine", "http://127.0.0.1:1"]);
+    let gone =
+        lockstep(directory.path(), &["serve", "--no-ledger", "--stop-id", "1", "--engine", "http://127.0.0.1:1"]);
     assert_eq!(gone.code, Some(2));
     assert!(gone.stderr.starts_with("error: "), "{}", gone.stderr);
     let replayed = lockstep(directory.path(), &["replay", "--file", "nothing.jsonl"]);

@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 #[test]
 fn conversations_have_pythons_ids() {
     let model = qwen3::qwen3();
-    let reference: Value = serde_json::from_str(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/testdata/chat/qwen3.json"))).unwrap();
+    let reference: Value =
+        serde_json::from_str(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/testdata/chat/qwen3.json")))
+            .unwrap();
     let tools = reference["tools"].as_array().unwrap();
     let cases = reference["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 136);
