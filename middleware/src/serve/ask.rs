@@ -70,7 +70,7 @@ impl Sampling {
         };
         let mut limit = None;
         for name in names.limit {
-            limit = fields.take::<u32>(name)?.or(limit);
+            limit = limit.or(fields.take::<u32>(name)?);
         }
         let max_new_tokens = limit.or(names.default_limit).unwrap_or(gateway.options.default_limit);
         let mut stop = fields.take::<Vec<u32>>("stop_token_ids")?.unwrap_or_default();
