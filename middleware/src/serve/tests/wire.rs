@@ -51,27 +51,29 @@ impl Engine {
         let prompt = asked["token_ids"].as_array().unwrap();
         self.prompts.lock().unwrap().push(asked["token_ids"].clone());
         let (kind, known) = (prompt[0].as_u64().unwrap(), prompt.len() as u64 - 2);
+        if self.breaks && kind != 9 {
+            return self.broken(kind);
+        }
+        let left = asked["sampling_params"]["max_tokens"].as_u64().unwrap();
+        let pieces: String = (0..left).map(|at| piece(10 + known + at, at + 1 == left)).collect();
+        Response::new(Body::from(pieces))
+    }
+
+    fn broken(&self, kind: u64) -> Response {
         let first = Bytes::from(piece(10, false));
-        let garbled: Vec<Chunk> = match kind {
+        let chunks: Vec<Chunk> = match kind {
             1 => vec![Ok(first), Ok(Bytes::from_static(b"data: {\"choices\":[{\"text\":\"caf\xc3")), gone()],
+            2 => return Response::new(Body::from_stream(stream::iter([Ok(first)]).chain(self.endless()))),
             3 => vec![Ok(first), Ok(Bytes::from_static(b"data: not json\n\n"))],
             4 => return (StatusCode::INTERNAL_SERVER_ERROR, "boom").into_response(),
             5 => vec![gone()],
             _ => vec![Ok(first)],
         };
-        if self.breaks && kind == 2 {
-            return Response::new(Body::from_stream(stream::iter(garbled).chain(self.endless())));
-        }
-        if self.breaks && kind != 9 {
-            let yielding = stream::iter(garbled).then(|chunk| async {
-                tokio::task::yield_now().await;
-                chunk
-            });
-            return Response::new(Body::from_stream(yielding));
-        }
-        let left = asked["sampling_params"]["max_tokens"].as_u64().unwrap();
-        let pieces: String = (0..left).map(|at| piece(10 + known + at, at + 1 == left)).collect();
-        Response::new(Body::from(pieces))
+        let yielding = stream::iter(chunks).then(|chunk| async {
+            tokio::task::yield_now().await;
+            chunk
+        });
+        Response::new(Body::from_stream(yielding))
     }
 
     fn endless(&self) -> impl futures_core::Stream<Item = Chunk> + use<> {
