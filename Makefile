@@ -5,8 +5,8 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda
-.PHONY: kernels-reference bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda kernels-reference
+.PHONY: bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz openai bench-gateway
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -36,6 +36,20 @@ browser:
 bench:
 	cargo run --release -p lockstep-engine --example speed
 	cargo run --release -p lockstep-engine --example training_speed
+
+## The unmodified openai package (PyPI) against the gateway.
+openai:
+	sh tests/setup.sh
+	cargo build --workspace
+	sh tests/gateway/run.sh target/debug/lockstep
+
+## Requests a second and latency of the gateway beside nginx and, where PyPI has them, smg and agentlightning; needs wrk.
+bench-gateway:
+	cargo build --release -p lockstep --no-default-features
+	python3 -m venv target/bench-venv
+	-target/bench-venv/bin/pip install --quiet smg
+	-target/bench-venv/bin/pip install --quiet agentlightning
+	python3 tests/gateway/bench.py target/release/lockstep
 
 ## Logits and gradients against torch and transformers (about 3 GB of Python packages).
 parity:

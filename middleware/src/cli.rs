@@ -9,10 +9,10 @@ mod demo;
 mod engine;
 #[cfg(feature = "engine")]
 mod experiment;
+mod ledger;
 mod record;
 mod serve;
 mod simulate;
-mod ledger;
 
 use crate::progress::say;
 use clap::{Parser, Subcommand, error::ErrorKind};

@@ -10,6 +10,7 @@ use crate::{
         self, Gateway, Options,
         capture::Capture,
         pool::{Pool, Replica},
+        speech::Speech,
     },
 };
 use clap::{Args, builder::PossibleValuesParser};
@@ -39,6 +40,12 @@ pub(super) struct Arguments {
     /// Ids that end an answer, instead of the model's own.
     #[arg(long, value_name = "ID")]
     stop_id: Vec<u32>,
+    /// How tool calls are read from an answer (hermes, qwen3); without it requests with tools are refused.
+    #[arg(long, value_name = "NAME", requires = "model")]
+    tool_parser: Option<String>,
+    /// How reasoning is read from an answer (qwen3); without it reasoning stays in the content.
+    #[arg(long, value_name = "NAME", requires = "model")]
+    reasoning_parser: Option<String>,
     /// Where the ledger goes.
     #[arg(long, value_name = "DIR", required_unless_present_any = ["no_ledger", "print_launch"])]
     out: Option<PathBuf>,
@@ -66,6 +73,9 @@ struct Engines {
     /// The version of the weights, for an engine without a label (llama.cpp), as in e0.s12.
     #[arg(long, value_name = "VERSION")]
     weight_version: Option<WeightVersion>,
+    /// Ids in the engine's vocabulary, instead of finding out by asking.
+    #[arg(long, value_name = "N")]
+    vocabulary: Option<u32>,
     /// Weight updates do not pass through this gateway: tokens wait for the version spans at the end of their reply.
     #[arg(long)]
     updates_elsewhere: bool,
@@ -101,8 +111,13 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
         return Ok(DONE);
     }
     let gateway = Gateway::new(pool(&arguments).await?, options(&arguments));
-    let gateway = speaking(gateway, &arguments)?;
-    let (gateway, writer) = capturing(gateway, &arguments)?;
+    let speech = arguments
+        .model
+        .as_ref()
+        .map(|model| Speech::load(model, arguments.tool_parser.as_deref(), arguments.reasoning_parser.as_deref()));
+    let speech = speech.transpose()?.map(Arc::new);
+    let gateway = speaking(gateway, speech.clone(), &arguments)?;
+    let (gateway, writer) = capturing(gateway, speech.as_deref(), &arguments)?;
     let listener = TcpListener::bind(arguments.listen).await.map_err(|error| {
         std::io::Error::new(error.kind(), format!("cannot listen on {}: {error}", arguments.listen))
     })?;
@@ -160,6 +175,7 @@ async fn pool(arguments: &Arguments) -> Result<Pool, Box<dyn std::error::Error +
         cap_top_k: engines.cap_top_k,
         log_probs: engines.log_probs,
         weight_version: engines.weight_version,
+        vocabulary: engines.vocabulary,
         updates_proxied: !engines.updates_elsewhere,
         patience: Duration::from_secs(engines.silence),
         ..lockstep_adapters::Options::default()
@@ -178,11 +194,25 @@ async fn pool(arguments: &Arguments) -> Result<Pool, Box<dyn std::error::Error +
     Ok(Pool::new(replicas)?)
 }
 
-fn speaking(gateway: Gateway, arguments: &Arguments) -> Result<Gateway, Box<dyn std::error::Error + Send + Sync>> {
+fn speaking(
+    gateway: Gateway,
+    speech: Option<Arc<Speech>>,
+    arguments: &Arguments,
+) -> Result<Gateway, Box<dyn std::error::Error + Send + Sync>> {
+    if let Some(speech) = &speech {
+        let (engine, model) = (gateway.pool.vocabulary(), speech.vocabulary());
+        if engine != model {
+            return Err(format!("the engine's vocabulary has {engine} ids, that of the model directory {model}").into());
+        }
+    }
     let own: Vec<TokenId> = arguments.stop_id.iter().copied().map(TokenId).collect();
-    if arguments.model.is_none() && own.is_empty() {
+    if speech.is_none() && own.is_empty() {
         return Err("nothing says where an answer ends: pass --model DIR, or --stop-id ID".into());
     }
+    let gateway = match speech {
+        Some(speech) => gateway.speaking(speech),
+        None => gateway,
+    };
     Ok(if own.is_empty() { gateway } else { gateway.stopping_at(own) })
 }
 
@@ -190,11 +220,15 @@ type Writer = Option<std::thread::JoinHandle<()>>;
 
 fn capturing(
     gateway: Gateway,
+    speech: Option<&Speech>,
     arguments: &Arguments,
 ) -> Result<(Gateway, Writer), Box<dyn std::error::Error + Send + Sync>> {
     let Some(out) = &arguments.out else { return Ok((gateway, None)) };
     let (ledger, records) = Ledger::open(out)?;
-    let plans = serve::restore(records)?;
+    let (plans, sessions) = serve::restore(records)?;
+    if let Some(speech) = speech {
+        speech.restore(sessions)?;
+    }
     let (capture, writer) = Capture::start(ledger)?;
     Ok((gateway.capturing(capture, plans), Some(writer)))
 }

@@ -1,6 +1,7 @@
 //! What the ledger remembers.
 
 use super::compact;
+use crate::session::SessionRecord;
 use lockstep_core::{
     BehaviorDistribution, Delta, FinishReason, RolloutId, SamplerProfile, Stamp, WeightVersion,
     behavior::{BehaviorError, Columns},
@@ -167,6 +168,8 @@ pub enum Record {
         /// Answers that were sent and of which nothing was recorded: sampled again, counted in `attempts`.
         resampled: Vec<RolloutId>,
     },
+    /// A turn of a conversation, from which its session is rebuilt.
+    Session(SessionRecord),
 }
 
 /// What a trainer says of one rollout it trained on.
@@ -294,7 +297,8 @@ impl Record {
             | Self::Sent(_)
             | Self::Arrived { .. }
             | Self::RewardFailed { .. }
-            | Self::Resumed { .. } => None,
+            | Self::Resumed { .. }
+            | Self::Session(_) => None,
         }
     }
 }
@@ -314,6 +318,7 @@ impl fmt::Display for Record {
                 write!(f, "the opening of plan {plan} with {groups} groups of {answers}")
             }
             Self::Dispatched(request) => write!(f, "the request of rollout {}", request.id),
+            Self::Session(record) => write!(f, "turn {} of session {}", record.turn, record.session),
             Self::Trained { plan, .. } => write!(f, "the training on plan {plan}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),
             Self::Dispatch { max_open_plans, .. } => write!(f, "the rules of dispatch, {max_open_plans} open plans"),

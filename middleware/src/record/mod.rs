@@ -42,3 +42,6 @@ pub async fn serve(
         () = async { let _ = telling.await; tokio::time::sleep(GRACE).await } => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

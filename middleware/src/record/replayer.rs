@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use std::{
     collections::BTreeMap,
     path::Path,
@@ -113,8 +113,13 @@ fn told(answer: &Answer) -> Response {
     let body = match broken {
         None if chunks.len() == 1 => Body::from(chunks.into_iter().next().unwrap_or_default()),
         broken => {
-            let end = broken.map(|why| Err(std::io::Error::other(why)));
-            Body::from_stream(stream::iter(chunks.into_iter().map(Ok).chain(end)))
+            let pieces = stream::iter(chunks.into_iter().map(Ok));
+            let end = stream::iter(broken).then(|why| async {
+                // What precedes goes out first.
+                tokio::task::yield_now().await;
+                Err(std::io::Error::other(why))
+            });
+            Body::from_stream(pieces.chain(end))
         }
     };
     let mut response = Response::new(body);

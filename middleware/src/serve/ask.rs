@@ -70,7 +70,7 @@ impl Sampling {
         };
         let mut limit = None;
         for name in names.limit {
-            limit = fields.take::<u32>(name)?.or(limit);
+            limit = limit.or(fields.take::<u32>(name)?);
         }
         let max_new_tokens = limit.or(names.default_limit).unwrap_or(gateway.options.default_limit);
         let mut stop = fields.take::<Vec<u32>>("stop_token_ids")?.unwrap_or_default();
@@ -238,10 +238,11 @@ impl Ask {
         let total = self.prompts.len() as u32 * self.sampling.answers;
         let permits = gateway.in_flight.clone().try_acquire_many_owned(total);
         let mut permits = permits.map_err(|_| Refusal::busy(gateway.options.in_flight))?;
+        let stops = (0..total).map(|_| self.stops(gateway)).collect::<Result<Vec<_>, _>>()?;
         let mut orders = self.orders(gateway).await?;
-        for order in &mut orders {
+        for (order, stops) in orders.iter_mut().zip(stops) {
             order.permit = permits.split(1);
-            order.stops = self.stops(gateway)?;
+            order.stops = stops;
         }
         let drawn = orders.into_iter().enumerate().map(|(index, order)| {
             let request = order.request.clone();
@@ -300,11 +301,14 @@ impl From<DrawError> for Refusal {
     fn from(error: DrawError) -> Self {
         let told = error.to_string();
         match error {
-            DrawError::Engine { rollout, source, .. } => match source {
-                PortError::Refused(_) => Self::request(told),
-                PortError::Unavailable(_) => Self::unavailable(told).keeping(&[rollout]),
-                PortError::Failed(_) => Self::engine(told).keeping(&[rollout]),
-            },
+            DrawError::Engine { rollout, source, tokens, .. } => {
+                let kept: &[RolloutId] = if tokens > 0 { &[rollout] } else { &[] };
+                match source {
+                    PortError::Refused(_) => Self::request(told),
+                    PortError::Unavailable(_) => Self::unavailable(told).keeping(kept),
+                    PortError::Failed(_) => Self::engine(told).keeping(kept),
+                }
+            }
             DrawError::Capture(_) => Self::internal(told),
         }
     }

@@ -33,7 +33,7 @@ pub enum CaptureError {
 type Acknowledge = oneshot::Sender<Result<(), CaptureError>>;
 
 enum What {
-    Record(Record),
+    Record(Box<Record>),
     Delta(Arc<Delta>),
 }
 
@@ -94,7 +94,7 @@ impl Capture {
     /// # Errors
     /// A ledger that has stopped.
     pub async fn record(&self, record: Record) -> Result<(), CaptureError> {
-        self.send(What::Record(record), None).await
+        self.send(What::Record(Box::new(record)), None).await
     }
 
     /// Appends a record and waits until the disk has it.
@@ -102,7 +102,7 @@ impl Capture {
     /// # Errors
     /// A disk that is full or broken, a ledger that has stopped.
     pub async fn record_durably(&self, record: Record) -> Result<(), CaptureError> {
-        self.durably(What::Record(record)).await
+        self.durably(What::Record(Box::new(record))).await
     }
 
     /// Appends a delta.

@@ -17,13 +17,15 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use serde_json::Value;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// Speaks HTTP to the engines' own routes.
 pub(super) type Client = legacy::Client<HttpConnector, Full<Bytes>>;
 
 /// Largest answer of an engine's control plane, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
+/// How long an engine may take to say that it is healthy.
+const HEALTH: Duration = Duration::from_secs(2);
 /// Bodies above this are weights, and are not read for options.
 const MAX_OPTIONS: usize = 1 << 20;
 
@@ -119,6 +121,18 @@ pub(super) fn routes() -> Router<Arc<Gateway>> {
             };
         router.route(path, any(handler))
     })
+}
+
+/// Whether an engine says that it is healthy.
+pub(super) async fn is_healthy(gateway: &Gateway, replica: &Replica) -> bool {
+    let asked = Asked {
+        meaning: Meaning::Read,
+        method: Method::GET,
+        uri: Uri::from_static("/health"),
+        headers: HeaderMap::new(),
+    };
+    let said = tokio::time::timeout(HEALTH, asked.one(gateway, replica, Bytes::new())).await;
+    matches!(said, Ok(Ok(said)) if said.status.is_success())
 }
 
 struct Asked {

@@ -4,6 +4,7 @@
 //! even when its client has left: leaving would otherwise be a filter by length.
 
 use super::{Gateway, capture::CaptureError, pool::Busy, stop::Stops, updates::Began};
+use crate::config::Stage;
 use futures_util::StreamExt;
 use lockstep_core::{
     BehaviorDistribution, Delta, FinishReason, RolloutId, TokenId,
@@ -89,7 +90,7 @@ impl Drawing {
         let Order { request, have, planned, mut stops, permit } = order;
         let tokens: Vec<TokenId> = have.iter().flat_map(|delta| delta.behavior.tokens().iter().copied()).collect();
         if let Some(stops) = &mut stops {
-            stops.ends_at(&tokens);
+            let _ = stops.ends_at(&tokens);
         }
         let mut began = gateway.updates.begin();
         began.resumes(have.first().map(|delta| delta.stamp.clone()));
@@ -100,7 +101,7 @@ impl Drawing {
         for delta in self.deltas.clone() {
             let _ = self.sender.send(Ok(delta)).await;
         }
-        let outcome = self.to_the_end().await;
+        let outcome = self.drawn_to_its_end().await;
         let id = self.request.id;
         self.settle();
         if let Err(error) = outcome {
@@ -117,7 +118,7 @@ impl Drawing {
         }
     }
 
-    async fn to_the_end(&mut self) -> Result<(), DrawError> {
+    async fn drawn_to_its_end(&mut self) -> Result<(), DrawError> {
         let mut broken = None;
         let mut interruptions = 0;
         loop {
@@ -233,7 +234,8 @@ impl Drawing {
             let (token, at) = (delta.behavior.tokens()[at], at + self.tokens.len());
             return failed(format!("token {token} at position {at} is outside the vocabulary of {vocabulary}"));
         }
-        let limit = self.request.params.limits().max_new_tokens as usize;
+        let limits = self.request.params.limits();
+        let limit = limits.max_new_tokens as usize;
         let total = self.tokens.len() + delta.behavior.len();
         if total > limit {
             return failed(format!("rollout {id} has {total} tokens, but was asked for at most {limit}"));
@@ -241,16 +243,40 @@ impl Drawing {
         if total == 0 {
             return failed(format!("rollout {id} ended without a token"));
         }
+        if let Some(FinishReason::Stop(id)) = delta.finish
+            && !(limits.stop.contains(&id) && delta.behavior.tokens().last().or(self.tokens.last()) == Some(&id))
+        {
+            let rollout = self.request.id;
+            return failed(format!("rollout {rollout} ended at {id}, which is not its last token or no stop id of it"));
+        }
+        if let Some(at) = self.untruncated(&delta) {
+            return failed(format!(
+                "the support at position {at} is over the whole vocabulary, though the draw was truncated"
+            ));
+        }
         self.gateway.updates.stamp(&mut delta, &mut self.began);
-        Ok(self.cut(delta))
+        self.cut(delta)
     }
 
-    fn cut(&mut self, delta: Delta) -> (Delta, bool) {
-        let Some(stops) = &mut self.stops else { return (delta, false) };
-        let Some(kept) = stops.ends_at(delta.behavior.tokens()) else { return (delta, false) };
+    /// Where a support ignores the filters that were asked for; only said where the truth is enforced.
+    fn untruncated(&self, delta: &Delta) -> Option<usize> {
+        if self.gateway.options.stage == Stage::Observe || self.request.params.truncation().is_none() {
+            return None;
+        }
+        let rest = delta.behavior.columns().rest.as_ref()?;
+        let at = rest.vocabulary.iter().position(|&vocabulary| vocabulary > 0);
+        at.map(|at| at + delta.start as usize)
+    }
+
+    fn cut(&mut self, delta: Delta) -> PortResult<(Delta, bool)> {
+        let Some(stops) = &mut self.stops else { return Ok((delta, false)) };
+        let found = stops.ends_at(delta.behavior.tokens());
+        let Some(kept) = found.map_err(|error| PortError::Failed(error.to_string()))? else {
+            return Ok((delta, false));
+        };
         let behavior = delta.behavior.slice(0..kept);
         let finish = behavior.tokens().last().copied().map(FinishReason::Stop);
-        (Delta { behavior, finish, ..delta }, true)
+        Ok((Delta { behavior, finish, ..delta }, true))
     }
 
     /// Writes a delta and hands it on to whoever listens; the last one only when it is durable.

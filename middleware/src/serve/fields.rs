@@ -160,13 +160,21 @@ impl<'a> Fields<'a> {
     /// # Errors
     /// The first field that is neither.
     pub fn finish(self) -> Result<(), Refusal> {
+        self.finish_with(&[])
+    }
+
+    /// The same, with further fields that are accepted at one value alone.
+    ///
+    /// # Errors
+    /// The first field that is neither harmless nor at such a value.
+    pub fn finish_with(self, neutral: &[(&str, Neutral)]) -> Result<(), Refusal> {
         let Self { policy, entries } = self;
         for (name, raw) in entries {
             let name = &*name;
             if policy.harmless.contains(&name) {
                 continue;
             }
-            match policy.neutral.iter().find(|(known, _)| *known == name) {
+            match policy.neutral.iter().chain(neutral).find(|(known, _)| *known == name) {
                 Some((_, neutral)) if neutral.is(raw) => {}
                 Some((_, neutral)) => {
                     let message = format!(

@@ -31,7 +31,7 @@ pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>,
     value.to_str().map(Some).map_err(|_| Refusal::request(format!("header {name} is not plain text")))
 }
 
-/// The rollouts a request names in its headers, if it does.
+/// The rollouts a request names in its headers, if it does: by their names, or by their numbers within the plan it names.
 ///
 /// # Errors
 /// A name of another form, a plan without rollouts, or another plan than that of the rollouts.
@@ -41,15 +41,17 @@ pub fn named(headers: &HeaderMap) -> Result<Option<Vec<RolloutId>>, Refusal> {
         let plan = plan.map(|plan| format!("{PLAN_HEADER} is {plan}, but {ROLLOUT_HEADER} says no rollout of it"));
         return plan.map_or(Ok(None), |message| Err(Refusal::request(message)));
     };
-    let ids = rollouts.split(',').map(|id| rollout(id.trim())).collect::<Result<Vec<_>, _>>()?;
-    if let Some(plan) = plan {
-        let number: u64 =
-            plan.parse().map_err(|_| Refusal::request(format!("{PLAN_HEADER} is {plan:?}, not a number")))?;
-        if let Some(other) = ids.iter().find(|id| id.plan != number) {
-            return Err(Refusal::request(format!(
-                "rollout {other} is not of plan {number}, which {PLAN_HEADER} names"
-            )));
-        }
+    let wrong = |plan: &str| Refusal::request(format!("{PLAN_HEADER} is {plan:?}, not a number"));
+    let number = plan.map(|plan| plan.parse::<u64>().map_err(|_| wrong(plan))).transpose()?;
+    let read = |text: &str| match (number, text.parse()) {
+        (Some(plan), Ok(index)) => Ok(RolloutId { plan, index }),
+        _ => rollout(text),
+    };
+    let ids = rollouts.split(',').map(|id| read(id.trim())).collect::<Result<Vec<_>, _>>()?;
+    if let Some(number) = number
+        && let Some(other) = ids.iter().find(|id| id.plan != number)
+    {
+        return Err(Refusal::request(format!("rollout {other} is not of plan {number}, which {PLAN_HEADER} names")));
     }
     for (at, id) in ids.iter().enumerate() {
         if ids[..at].contains(id) {
@@ -76,6 +78,8 @@ mod tests {
         let id = |index| RolloutId { plan: 12, index };
         assert_eq!(read(Some("12"), Some("p12.r3, p12.r4")), Ok(Some(vec![id(3), id(4)])));
         assert_eq!(read(None, Some("p12.r3")), Ok(Some(vec![id(3)])));
+        assert_eq!(read(Some("12"), Some("3,4")), Ok(Some(vec![id(3), id(4)])));
+        assert!(read(None, Some("3")).unwrap_err().contains("p12.r3"));
         assert_eq!(read(None, None), Ok(None));
         assert!(read(Some("11"), Some("p12.r3")).unwrap_err().contains("is not of plan 11"));
         assert!(read(Some("12"), None).unwrap_err().contains("says no rollout"));

@@ -19,6 +19,7 @@ mod reply;
 mod restore;
 mod rollouts;
 mod sglang;
+pub mod speech;
 pub mod stop;
 pub mod text;
 pub mod told;
@@ -26,7 +27,7 @@ mod trainer;
 pub mod updates;
 mod vllm;
 
-pub use restore::restore;
+pub use restore::{RestoreError, restore};
 
 use crate::{
     config::Stage,
@@ -210,6 +211,7 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/metrics", get(metrics))
         .route("/v1/models", get(openai::models))
         .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions", post(openai::chat))
         .route("/inference/v1/generate", post(vllm::generate))
         .route("/generate", post(sglang::generate))
         .route("/generate/", post(sglang::trl))
@@ -248,8 +250,12 @@ pub async fn serve(
     }
 }
 
+/// Healthy while any engine is: one that finished its last answer, or else says so itself.
 async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
-    let healthy = gateway.pool.replicas().iter().any(|replica| replica.failures() == 0);
+    let mut healthy = gateway.pool.replicas().iter().any(|replica| replica.failures() == 0);
+    for replica in gateway.pool.replicas() {
+        healthy = healthy || control::is_healthy(&gateway, replica).await;
+    }
     let status = if healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     status.into_response()
 }

@@ -18,8 +18,8 @@ use tokio::sync::watch;
 pub const MAX_ROLLOUTS: u64 = 1 << 20;
 /// Requests of no plan that are remembered for their rewards.
 const REMEMBERED: usize = 65_536;
-/// Broken answers of no plan that are kept to be resumed.
-const KEPT: usize = 1024;
+/// Tokens of broken answers of no plan that are kept to be resumed.
+const KEPT_TOKENS: usize = 1 << 20;
 
 /// A rollout of a plan that drives the loop itself.
 #[derive(Debug)]
@@ -65,6 +65,7 @@ struct Inner {
     driven: BTreeMap<u64, Driven>,
     loose: VecDeque<(u64, u32)>,
     broken: VecDeque<(Request, Vec<Arc<Delta>>)>,
+    kept_tokens: usize,
 }
 
 /// All plans of this gateway.
@@ -172,10 +173,7 @@ impl Plans {
         if let Some(driven) = inner.driven.get_mut(&request.id.plan) {
             driven.ended(request, deltas);
         } else if !finished && !deltas.is_empty() {
-            if inner.broken.len() == KEPT {
-                inner.broken.pop_front();
-            }
-            inner.broken.push_back((request.clone(), deltas));
+            inner.keep(request.clone(), deltas);
         }
     }
 
@@ -397,7 +395,21 @@ impl Slot {
     }
 }
 
+fn tokens(deltas: &[Arc<Delta>]) -> usize {
+    deltas.iter().map(|delta| delta.behavior.len()).sum()
+}
+
 impl Inner {
+    /// Keeps a broken answer; the oldest ones make room.
+    fn keep(&mut self, request: Request, deltas: Vec<Arc<Delta>>) {
+        self.kept_tokens += tokens(&deltas);
+        self.broken.push_back((request, deltas));
+        while self.kept_tokens > KEPT_TOKENS && self.broken.len() > 1 {
+            let oldest = self.broken.pop_front();
+            self.kept_tokens -= oldest.map_or(0, |(_, deltas)| tokens(&deltas));
+        }
+    }
+
     fn take_broken(&mut self, id: RolloutId, prompt: &[TokenId], params: &SamplingParams) -> Result<Order, Refusal> {
         let unknown =
             || Refusal::unknown(format!("rollout {id} is of no open plan, and nothing of it waits to be resumed"));
@@ -409,6 +421,7 @@ impl Inner {
             return Err(Refusal::conflict(message));
         }
         let (request, have) = self.broken.remove(at).ok_or_else(unknown)?;
+        self.kept_tokens -= tokens(&have);
         Ok(Order { request, have, planned: false, stops: None, permit: None })
     }
 }

@@ -61,8 +61,11 @@ pub(super) trait Telling: Send + 'static {
     }
 }
 
+/// The pieces of an answer with its index.
+type Pieces = stream::BoxStream<'static, (usize, Result<Arc<Delta>, Refusal>)>;
+
 struct Streaming<T> {
-    pieces: stream::SelectAll<stream::BoxStream<'static, (usize, Result<Arc<Delta>, Refusal>)>>,
+    pieces: stream::SelectAll<Pieces>,
     telling: T,
     gateway: Arc<Gateway>,
     ended: bool,
@@ -83,7 +86,7 @@ pub(super) fn events(gateway: Arc<Gateway>, drawn: Vec<Drawn>, telling: impl Tel
     response
 }
 
-fn pieces(drawn: Drawn) -> stream::BoxStream<'static, (usize, Result<Arc<Delta>, Refusal>)> {
+fn pieces(drawn: Drawn) -> Pieces {
     let unfolded = stream::unfold(Some(drawn), |drawn| async move {
         let mut drawn = drawn?;
         let index = drawn.index;

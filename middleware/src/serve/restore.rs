@@ -1,7 +1,10 @@
 //! Plans after a restart, from the ledger: what was opened stays open, what arrived is there, what broke off is resumed.
 
 use super::plans::Plans;
-use crate::ledger::{DeltaRecord, Record};
+use crate::{
+    ledger::{DeltaRecord, Record},
+    session::SessionRecord,
+};
 use lockstep_core::{Delta, RolloutId, SamplerProfile, rollout::Request};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,6 +25,7 @@ struct Found {
     deltas: BTreeMap<RolloutId, Vec<DeltaRecord>>,
     rewards: Vec<(RolloutId, f64)>,
     trained: BTreeSet<u64>,
+    sessions: Vec<SessionRecord>,
 }
 
 impl Found {
@@ -40,6 +44,7 @@ impl Found {
                 self.deltas.entry(delta.rollout).or_default().push(delta);
             }
             Record::Reward { rollout, reward } => self.rewards.push((rollout, reward)),
+            Record::Session(record) => self.sessions.push(record),
             Record::Trained { plan, .. } => {
                 self.trained.insert(plan);
             }
@@ -60,11 +65,11 @@ impl Found {
     }
 }
 
-/// The plans of a ledger's records.
+/// Plans and conversations of a ledger's records.
 ///
 /// # Errors
 /// Records that contradict each other.
-pub fn restore(records: impl IntoIterator<Item = Record>) -> Result<Plans, RestoreError> {
+pub fn restore(records: impl IntoIterator<Item = Record>) -> Result<(Plans, Vec<SessionRecord>), RestoreError> {
     let mut found = Found::default();
     records.into_iter().for_each(|record| found.take(record));
     let plans = Plans::from_number(found.next);
@@ -83,5 +88,5 @@ pub fn restore(records: impl IntoIterator<Item = Record>) -> Result<Plans, Resto
             plans.reward(rollout, reward).map_err(|refusal| RestoreError(refusal.to_string()))?;
         }
     }
-    Ok(plans)
+    Ok((plans, found.sessions))
 }

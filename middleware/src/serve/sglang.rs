@@ -197,10 +197,10 @@ async fn answer(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Resu
         return Ok(reply::events(gateway.clone(), drawn, telling));
     }
     let told = try_join_all(drawn.into_iter().map(Told::wait)).await?;
-    let mut answers = told.iter().map(|told| whole(gateway, told, show));
-    match answers.next() {
-        Some(answer) if one => reply::json(&answer),
-        first => reply::json(&first.into_iter().chain(answers).collect::<Vec<_>>()),
+    let answers = told.iter().map(|told| whole(gateway, told, show)).collect::<Result<Vec<_>, _>>()?;
+    match answers.as_slice() {
+        [answer] if one => reply::json(answer),
+        answers => reply::json(&answers),
     }
 }
 
@@ -227,21 +227,21 @@ fn finish(told: &Told) -> Value {
     }
 }
 
-fn whole(gateway: &Gateway, told: &Told, show: Show) -> Answer {
+fn whole(gateway: &Gateway, told: &Told, show: Show) -> Result<Answer, Refusal> {
     let mut meta = Meta {
         finish_reason: Some(finish(told)),
         ..meta(&told.request.id.to_string(), told.request.prompt.len(), &told.deltas, show)
     };
     meta.weight_versions = told.versions(show.extra.weight_versions);
     let tokens = told.tokens();
-    let text = gateway.text.as_ref().map(|text| super::openai::plain(&**text, &tokens));
-    Answer {
+    let text = gateway.text.as_ref().map(|text| super::openai::plain(&**text, &tokens)).transpose()?;
+    Ok(Answer {
         text,
         output_ids: tokens,
         meta_info: meta,
         extra: told.extra(&show.extra),
         prompt_token_ids: show.extra.token_ids.then(|| told.request.prompt.clone()),
-    }
+    })
 }
 
 fn meta(id: &str, prompt_tokens: usize, deltas: &[Arc<Delta>], show: Show) -> Meta {
@@ -294,7 +294,7 @@ impl Telling for Stream {
         let told = &mut self.answers[index];
         told.deltas.push(delta.clone());
         told.finish = delta.finish.unwrap_or(told.finish);
-        let mut answer = whole(&self.gateway, told, self.show);
+        let mut answer = whole(&self.gateway, told, self.show)?;
         if delta.finish.is_none() {
             answer.meta_info.finish_reason = None;
         }

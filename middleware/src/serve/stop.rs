@@ -1,6 +1,6 @@
 //! Texts that end an answer: found in the decoded text, at the token that completes one.
 
-use super::text::Decode;
+use super::{refusal::Refusal, text::Decode};
 use lockstep_core::TokenId;
 
 /// The stop texts of one answer, and the end of its text so far.
@@ -19,17 +19,20 @@ impl Stops {
     }
 
     /// Reads the next tokens. Where a stop text is complete: how many of them belong to the answer.
-    pub fn ends_at(&mut self, tokens: &[TokenId]) -> Option<usize> {
+    ///
+    /// # Errors
+    /// A tokenizer that fails.
+    pub fn ends_at(&mut self, tokens: &[TokenId]) -> Result<Option<usize>, Refusal> {
         for (at, &token) in tokens.iter().enumerate() {
-            self.tail.push_str(&self.decoder.push(token));
+            self.tail.push_str(&self.decoder.push(token)?);
             if find(&self.tail, &self.texts).is_some() {
-                return Some(at + 1);
+                return Ok(Some(at + 1));
             }
             let from = self.tail.len().saturating_sub(self.longest);
             let from = (from..=self.tail.len()).find(|&at| self.tail.is_char_boundary(at)).unwrap_or(0);
             self.tail.drain(..from);
         }
-        None
+        Ok(None)
     }
 }
 
@@ -59,12 +62,12 @@ mod tests {
     struct Letters;
 
     impl Decode for Letters {
-        fn push(&mut self, id: TokenId) -> String {
-            char::from_u32(id.0).map(String::from).unwrap_or_default()
+        fn push(&mut self, id: TokenId) -> Result<String, Refusal> {
+            Ok(char::from_u32(id.0).map(String::from).unwrap_or_default())
         }
 
-        fn finish(&mut self) -> String {
-            String::new()
+        fn finish(&mut self) -> Result<String, Refusal> {
+            Ok(String::new())
         }
     }
 
@@ -75,11 +78,11 @@ mod tests {
     #[test]
     fn a_stop_text_is_found_across_deltas_at_the_token_that_completes_it() {
         let mut stops = Stops::new(Box::new(Letters), vec!["END".into(), "\n\n".into()]);
-        assert_eq!(stops.ends_at(&ids("ab E")), None);
-        assert_eq!(stops.ends_at(&ids("N")), None);
-        assert_eq!(stops.ends_at(&ids("Dcd")), Some(1));
+        assert_eq!(stops.ends_at(&ids("ab E")).unwrap(), None);
+        assert_eq!(stops.ends_at(&ids("N")).unwrap(), None);
+        assert_eq!(stops.ends_at(&ids("Dcd")).unwrap(), Some(1));
         let mut never = Stops::new(Box::new(Letters), vec!["END".into()]);
-        assert_eq!(never.ends_at(&ids("EN DE ND")), None);
+        assert_eq!(never.ends_at(&ids("EN DE ND")).unwrap(), None);
     }
 
     #[test]

@@ -1,52 +1,79 @@
-//! What the text routes need of a model: the seam between the gateway and tokenizer, chat template and parsers.
+//! What the text routes need of a model: the seam between the gateway and tokenizer, chat template, sessions and parsers.
 
 use super::refusal::Refusal;
-use lockstep_core::TokenId;
-use serde_json::Value;
+use crate::session::SessionRecord;
+use lockstep_core::{FinishReason, TokenId};
+use serde_json::{Map, Value};
 
 /// Ids to text, as they arrive.
 pub trait Decode: Send {
     /// The text that is complete with this id; empty while a character is still open.
-    fn push(&mut self, id: TokenId) -> String;
+    ///
+    /// # Errors
+    /// A tokenizer that fails.
+    fn push(&mut self, id: TokenId) -> Result<String, Refusal>;
 
     /// What was still open at the end.
-    fn finish(&mut self) -> String;
+    ///
+    /// # Errors
+    /// A tokenizer that fails.
+    fn finish(&mut self) -> Result<String, Refusal>;
 }
 
 /// A chat request, as far as the model's template has a say in it.
 #[derive(Debug, Clone)]
-pub struct Turn {
+pub struct Conversation {
     /// The messages, in OpenAI's form.
     pub messages: Vec<Value>,
     /// The tools, in OpenAI's form.
     pub tools: Vec<Value>,
     /// Variables of the template (`enable_thinking` and the like).
-    pub template: serde_json::Map<String, Value>,
-    /// The conversation this continues.
+    pub variables: Option<Map<String, Value>>,
+    /// The session it continues, where the client names one.
     pub session: Option<String>,
 }
 
-/// A turn as ids, and the conversation it belongs to.
+/// A piece of an answer, as the client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prompted {
-    /// The whole prompt.
-    pub ids: Vec<TokenId>,
-    /// The conversation, to be told what was sampled.
-    pub session: Option<String>,
+pub enum Piece {
+    /// Text that is neither reasoning nor a tool call.
+    Content(String),
+    /// What the model thinks first.
+    Reasoning(String),
+    /// A tool call, whole.
+    Call {
+        /// The tool.
+        name: String,
+        /// Its arguments, as JSON in a text.
+        arguments: String,
+    },
 }
 
-/// An answer as a chat message.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Message {
-    /// The text that is not a tool call and not reasoning; `None` when there is none beside tool calls.
-    pub content: Option<String>,
-    /// What the model thought first.
-    pub reasoning: Option<String>,
-    /// Tool calls in OpenAI's form.
-    pub tool_calls: Vec<Value>,
+/// Takes an answer's text apart, as it arrives.
+pub trait Parse: Send {
+    /// The pieces that are complete with this text.
+    fn push(&mut self, text: &str) -> Vec<Piece>;
+
+    /// What was still open at the end.
+    fn finish(&mut self) -> Vec<Piece>;
 }
 
-/// Tokenizer, chat template and parsers of a model.
+/// A turn of a conversation that is about to be answered.
+pub trait Talk: Send + Sync {
+    /// The whole prompt: the ids that were there, then those of what is new.
+    fn prompt(&self) -> &[TokenId];
+
+    /// A parser for one answer.
+    fn parser(&self) -> Box<dyn Parse>;
+
+    /// Takes an answer into the conversation, as the client got it. Gives what the ledger keeps.
+    ///
+    /// # Errors
+    /// A conversation that went on meanwhile.
+    fn commit(&self, sampled: Vec<TokenId>, finish: FinishReason, shown: Value) -> Result<SessionRecord, Refusal>;
+}
+
+/// Tokenizer, chat template, sessions and parsers of a model.
 pub trait Text: Send + Sync {
     /// Ids that end an answer.
     fn stop_ids(&self) -> Vec<TokenId>;
@@ -63,21 +90,9 @@ pub trait Text: Send + Sync {
     /// One token as text, for showing.
     fn shown(&self, id: TokenId) -> String;
 
-    /// The prompt of a chat turn.
+    /// The next turn of a conversation.
     ///
     /// # Errors
     /// Messages the template refuses, a conversation that cannot be continued.
-    fn prompt(&self, turn: &Turn) -> Result<Prompted, Refusal>;
-
-    /// Takes note of what was sampled, so that the next turn continues from exactly these ids.
-    ///
-    /// # Errors
-    /// A conversation that went on meanwhile.
-    fn sampled(&self, turn: &Turn, prompted: &Prompted, ids: &[TokenId]) -> Result<(), Refusal>;
-
-    /// The message in an answer's ids.
-    ///
-    /// # Errors
-    /// An answer the parser cannot read.
-    fn message(&self, turn: &Turn, ids: &[TokenId]) -> Result<Message, Refusal>;
+    fn turn(&self, conversation: &Conversation) -> Result<Box<dyn Talk>, Refusal>;
 }

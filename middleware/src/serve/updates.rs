@@ -94,9 +94,11 @@ impl Updates {
         if *first != delta.stamp {
             let effect = self.state().effect;
             delta.kv = effect.map_or(KvHistory::Ambiguous, CacheEffect::history);
-        } else if began.stale_prefixes && delta.kv == KvHistory::Fresh {
-            delta.kv = KvHistory::Ambiguous;
-        } else if delta.stamp.version().is_none() && self.count() != began.updates {
+            return;
+        }
+        let old_prefix = began.stale_prefixes && delta.kv == KvHistory::Fresh;
+        let unknown = delta.stamp.version().is_none() && self.count() != began.updates;
+        if old_prefix || unknown {
             delta.kv = KvHistory::Ambiguous;
         }
     }

@@ -170,14 +170,14 @@ fn whole(gateway: &Gateway, told: &[Told], show: &Show) -> Result<Response, Refu
     let choices = told.iter().map(|told| {
         let tokens = told.tokens();
         let text = gateway.text.as_ref().map(|text| {
-            let mut whole = plain(&**text, &tokens);
+            let mut whole = plain(&**text, &tokens)?;
             cut(&mut whole, &show.stops, show.keep_stop);
-            whole
+            Ok::<_, Refusal>(whole)
         });
         let log_probs = show.log_probs.map(|most| log_probs(gateway, &told.deltas, (most, show.as_ids), 0));
-        Choice {
+        Ok(Choice {
             index: told.index,
-            text,
+            text: text.transpose()?,
             logprobs: log_probs,
             finish_reason: Some(told::finish_word(told.finish)),
             stop_reason: told.stop_id(),
@@ -185,7 +185,7 @@ fn whole(gateway: &Gateway, told: &[Told], show: &Show) -> Result<Response, Refu
             prompt_token_ids: show.extra.token_ids.then(|| told.request.prompt.clone()),
             weight_versions: show.extra.weight_versions.then(|| told.versions(true)),
             extra: told.extra(&show.extra),
-        }
+        })
     });
     let usage = usage(told.iter().map(|told| &told.request), told.iter().map(Told::len).sum());
     reply::json(&Completion {
@@ -193,7 +193,7 @@ fn whole(gateway: &Gateway, told: &[Told], show: &Show) -> Result<Response, Refu
         object: "text_completion",
         created: reply::created(),
         model: &gateway.options.model,
-        choices: choices.collect(),
+        choices: choices.collect::<Result<_, Refusal>>()?,
         usage: Some(usage),
     })
 }
@@ -272,7 +272,7 @@ impl Telling for Stream {
         if extra.weight_versions {
             answer.deltas.push(delta.clone());
         }
-        let text = answer.shown.as_mut().map(|shown| shown.push(tokens, delta.finish.is_some()));
+        let text = answer.shown.as_mut().map(|shown| shown.push(tokens, delta.finish.is_some())).transpose()?;
         let log_probs =
             most.map(|most| log_probs(&self.gateway, std::slice::from_ref(delta), (most, as_ids), answer.characters));
         let shown_now = log_probs.iter().flat_map(|shown| &shown.tokens).map(|token| token.chars().count());

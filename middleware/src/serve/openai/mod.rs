@@ -1,7 +1,9 @@
 //! OpenAI's routes, with vLLM's additions.
 
+mod chat;
 mod completions;
 
+pub(super) use chat::chat;
 pub(super) use completions::completions;
 
 use super::{Gateway, fields::Neutral, refusal::Refusal, reply, stop, text::Text};
@@ -75,11 +77,11 @@ pub(super) async fn models(State(gateway): State<Arc<Gateway>>) -> Result<Respon
 }
 
 /// The text of some ids.
-pub(super) fn plain(text: &dyn Text, ids: &[TokenId]) -> String {
+pub(super) fn plain(text: &dyn Text, ids: &[TokenId]) -> Result<String, Refusal> {
     let mut decoder = text.decoder();
-    let mut whole: String = ids.iter().map(|&id| decoder.push(id)).collect();
-    whole.push_str(&decoder.finish());
-    whole
+    let mut whole = ids.iter().map(|&id| decoder.push(id)).collect::<Result<String, _>>()?;
+    whole.push_str(&decoder.finish()?);
+    Ok(whole)
 }
 
 /// A text up to where a stop text begins, or with it.
@@ -103,12 +105,12 @@ impl Shown {
     }
 
     /// What can be shown with these ids; with `last`, everything.
-    fn push(&mut self, ids: &[TokenId], last: bool) -> String {
+    fn push(&mut self, ids: &[TokenId], last: bool) -> Result<String, Refusal> {
         for &id in ids {
-            self.waiting.push_str(&self.decoder.push(id));
+            self.waiting.push_str(&self.decoder.push(id)?);
         }
         if last {
-            self.waiting.push_str(&self.decoder.finish());
+            self.waiting.push_str(&self.decoder.finish()?);
         }
         if let Some((at, _)) = stop::find(&self.waiting, &self.stops) {
             self.waiting.truncate(at);
@@ -116,6 +118,6 @@ impl Shown {
         }
         let held = if last || self.stopped { 0 } else { stop::held_back(&self.waiting, &self.stops) };
         let rest = self.waiting.split_off(self.waiting.len() - held);
-        std::mem::replace(&mut self.waiting, rest)
+        Ok(std::mem::replace(&mut self.waiting, rest))
     }
 }

@@ -14,7 +14,7 @@ use std::{path::Path, sync::Arc};
 
 fn capturing(engine: Fake, directory: &Path) -> (Arc<Gateway>, std::thread::JoinHandle<()>) {
     let (ledger, records) = Ledger::open(directory).unwrap();
-    let plans = restore(records).unwrap();
+    let (plans, _) = restore(records).unwrap();
     let (capture, thread) = Capture::start(ledger).unwrap();
     (Arc::new(gateway(vec![engine]).capturing(capture, plans)), thread)
 }

@@ -4,8 +4,12 @@ use super::{
     engine::{Act, Fake, delta, last},
     gateway, gateway_with, send,
 };
-use crate::serve::Options;
-use lockstep_core::{Delta, FinishReason, RolloutId, TokenId, ports::PortError};
+use crate::{config::Stage, serve::Options};
+use lockstep_core::{
+    Delta, FinishReason, RolloutId, Support, TokenId,
+    ports::PortError,
+    support::{Domain, Reported, Sampled},
+};
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 
@@ -90,6 +94,50 @@ async fn what_no_engine_may_send_is_refused_with_its_place() {
             assert!(error.contains(expected), "{error} is not {expected}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_support_that_ignores_the_filters_is_refused_where_the_truth_is_enforced() {
+    for (stage, filter, accepted) in [
+        (Stage::Observe, r#","top_p":0.9"#, true),
+        (Stage::Fix, "", true),
+        (Stage::Fix, r#","top_p":0.9"#, false),
+        (Stage::Dlc, r#","top_k":5"#, false),
+    ] {
+        let engine = Fake::new(|_, asked| {
+            let head = Reported {
+                ids: vec![TokenId(10)],
+                log_q: vec![0.5f64.ln()],
+                log_rest: Some(0.5f64.ln()),
+                domain: Domain::Vocabulary(1000),
+            };
+            let sampled = Sampled { token: TokenId(10), log_q: 0.5f64.ln() };
+            let mut drawn = last(delta(asked.request.id, 0, 0, 0), FinishReason::Length);
+            drawn.behavior.push(&Support::new(sampled, head).unwrap());
+            vec![Act::Send(Box::new(drawn))]
+        });
+        let gateway = Arc::new(gateway_with(vec![engine], Options { stage, ..Options::default() }));
+        let body = format!(r#"{{"prompt":[1],"max_tokens":1,"return_token_ids":true{filter}}}"#);
+        let said = send(&gateway, "/v1/completions", &[], &body).await;
+        if accepted {
+            said.ok();
+        } else {
+            assert!(said.error(502).contains("position 0 is over the whole vocabulary"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_end_at_a_token_that_ends_nothing_is_refused() {
+    let engine = Fake::new(|_, asked| {
+        let stopped = last(delta(asked.request.id, 0, 1, 0), FinishReason::Stop(TokenId(10)));
+        vec![Act::Send(Box::new(stopped))]
+    });
+    let gateway = Arc::new(gateway(vec![engine]));
+    let error = send(&gateway, "/v1/completions", &[], BODY).await.error(502);
+    assert!(error.contains("ended at 10"), "{error}");
+    let stops = BODY.replace("\"seed\":3", "\"stop_token_ids\":[10]");
+    send(&gateway, "/v1/completions", &[], &stops).await.ok();
 }
 
 #[tokio::test]

@@ -1,12 +1,15 @@
 //! The gateway in front of engines that do what a test says, without a socket.
 
 mod capture;
+mod control;
 mod dialects;
 mod engine;
 mod faults;
+mod grpc;
 mod plans;
 mod refusals;
 mod trainers;
+mod wire;
 
 use super::{Gateway, Options, Pool, router};
 use axum::{
