@@ -60,7 +60,7 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     report.args(["experiment", "--report", "--out", "out"]);
     let report = run(report);
     assert_eq!(report.code, Some(0), "{}", report.stderr);
-    assert!(report.stdout.contains("partial: 1 of 6 arms are not done"), "{}", report.stdout);
+    assert!(report.stdout.contains("1 of 6 arms are not done"), "{}", report.stdout);
 }
 
 #[test]
