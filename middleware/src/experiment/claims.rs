@@ -119,7 +119,7 @@ fn e6(results: &Results) -> Judged {
         }
     }
     let (quadratic, error) = quadratic_term(&points)?;
-    let numbers = format!("quadratic term {quadratic:.3e}, standard error {error:.1e}, over {rates} learning rates");
+    let numbers = format!("quadratic term {quadratic:.3e}, standard error {error:.1e}, learning rates: {rates}");
     Some((ruled(quadratic > 2.0 * error), numbers))
 }
 
