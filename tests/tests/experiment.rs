@@ -1,19 +1,23 @@
 //! `lockstep experiment` and `lockstep advise` from end to end, small: what is written, that it goes on where it was broken
 //! off, and that an arm is the same twice.
 
-use lockstep_tests::binary::{Finished, lockstep, run};
-use std::{collections::BTreeMap, fs, path::Path};
+use lockstep_tests::binary::{Finished, Running, lockstep, run, signal};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 use tempfile::TempDir;
 
 fn temporary() -> TempDir {
     tempfile::tempdir().expect("there is room for a temporary directory")
 }
 
-fn experiment(directory: &Path, out: &str, more: &[&str]) -> Finished {
+fn command(directory: &Path, out: &str, more: &[&str]) -> Command {
     let mut command = lockstep(directory);
     command.args(["experiment", "--quick", "--steps", "4", "--prompts", "4", "--processes", "2", "--out", out]);
     command.args(more);
-    run(command)
+    command
+}
+
+fn experiment(directory: &Path, out: &str, more: &[&str]) -> Finished {
+    run(command(directory, out, more))
 }
 
 /// Every arm's outcome by its file name.
@@ -56,7 +60,24 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     report.args(["experiment", "--report", "--out", "out"]);
     let report = run(report);
     assert_eq!(report.code, Some(0), "{}", report.stderr);
-    assert!(report.stdout.contains("partial: 1 of 6 arms are not done"), "{}", report.stdout);
+    assert!(report.stdout.contains("1 of 6 arms are not done"), "{}", report.stdout);
+}
+
+#[test]
+fn an_interruption_keeps_what_is_done_and_reports_it() {
+    let directory = temporary();
+    let mut running = Running::start(command(directory.path(), "out", &[]));
+    running.wait_for("arms 3/6");
+    signal("INT", &running.pid().to_string());
+    let interrupted = running.finish();
+    assert_eq!(interrupted.code, Some(130), "{}", interrupted.stderr);
+    assert!(interrupted.stdout.contains("arms are not done") && interrupted.stdout.contains("untrained-exact-never"));
+    let kept = outcomes(&directory.path().join("out"));
+    let whole = experiment(directory.path(), "out", &[]);
+    assert_eq!(whole.code, Some(0), "{}", whole.stderr);
+    let all = outcomes(&directory.path().join("out"));
+    assert_eq!(all.len(), 6);
+    assert!(kept.len() < 6 && kept.iter().all(|(name, outcome)| all[name] == *outcome));
 }
 
 #[test]

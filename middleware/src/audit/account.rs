@@ -184,6 +184,7 @@ impl Account {
             | Record::Resync(_)
             | Record::PlanReserved { .. }
             | Record::Dispatched(_)
+            | Record::Session(_)
             | Record::Trained { .. } => {}
         }
     }

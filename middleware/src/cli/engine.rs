@@ -10,7 +10,7 @@ use crate::{
 use clap::Args;
 use lockstep_core::WeightVersion;
 use lockstep_engine::{
-    AdamW, Optimiser, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, TrainerPort, trainer::Settings,
+    AdamW, Numerics, Optimiser, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, TrainerPort, trainer::Settings,
 };
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use tokio::{io::AsyncReadExt, net::TcpListener};
@@ -35,6 +35,9 @@ pub(super) struct SamplerArguments {
     /// A Hugging Face directory of a Qwen3.
     #[arg(long)]
     model: PathBuf,
+    /// How coarsely to compute: exact, bf16-head, int8, int4, int3, or noise(sigma,seed).
+    #[arg(long, default_value = "exact")]
+    numerics: Numerics,
     #[command(flatten)]
     listen: Listen,
 }
@@ -66,7 +69,7 @@ pub(super) struct TrainerArguments {
 
 pub(super) async fn sampler(arguments: SamplerArguments) -> Outcome {
     let model = Qwen3::load(&arguments.model)?;
-    let sampler = Arc::new(SamplerPort::new(Qwen3Sampler::new(&model, FIRST)?)?);
+    let sampler = Arc::new(SamplerPort::new(Qwen3Sampler::new(&model, FIRST)?.with_numerics(arguments.numerics)?)?);
     let listener = arguments.listen.bind().await?;
     server::serve_sampler(sampler, listener, arguments.listen.until()).await?;
     Ok(DONE)

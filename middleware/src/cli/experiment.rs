@@ -3,7 +3,7 @@
 use super::{DONE, INTERRUPTED, Outcome, print};
 use crate::{
     experiment::{
-        Plan, Setting,
+        Plan, Setting, lead,
         outcome::Results,
         play::{self, Places, Stage},
         render, schedule,
@@ -110,10 +110,9 @@ fn report(places: &Places) -> Result<(), Box<dyn std::error::Error + Send + Sync
     let page = places.root().join("report.html");
     write_whole(&page, &render(&results))?;
     table::lines(&results).iter().for_each(|line| print(line));
-    verdict::judge(&results).iter().for_each(|verdict| print(&verdict.to_string()));
-    if results.missing > 0 {
-        print(&format!("partial: {} of {} arms are not done", results.missing, results.plan.arms.len()));
-    }
+    let verdicts = verdict::judge(&results);
+    verdicts.iter().for_each(|verdict| print(&verdict.to_string()));
+    print(&lead(&results, &verdicts));
     print(&format!("report: {}", page.display()));
     Ok(())
 }

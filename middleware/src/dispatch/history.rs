@@ -112,6 +112,7 @@ impl History {
                 | Record::Arrived { .. }
                 | Record::PlanReserved { .. }
                 | Record::Dispatched(_)
+                | Record::Session(_)
                 | Record::Trained { .. } => {}
             }
         }

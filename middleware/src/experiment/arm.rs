@@ -2,7 +2,7 @@
 
 use super::setting::{Extent, Setting};
 use lockstep_core::{
-    dlc::{LagClip, Policy, Rule, TailModel, Trigger, resync::TriggerLevel},
+    dlc::{LagClip, Policy, Rule, TailModel, Trigger, resync::TriggerLevel, rule::ClipError},
     rivals::Method,
 };
 use serde::{Deserialize, Serialize};
@@ -61,14 +61,16 @@ impl Correction {
     }
 
     /// The rule of a step; `None` where no step is taken.
-    pub fn rule(self) -> Option<Rule> {
-        let clip = |high| LagClip::new(0.0, high).unwrap_or_default();
-        match self {
+    ///
+    /// # Errors
+    /// A bound of the lag ratio below 1.
+    pub fn rule(self) -> Result<Option<Rule>, ClipError> {
+        Ok(match self {
             Self::Untrained => None,
             Self::None => Some(Rule::Uncorrected),
-            Self::DlcA(high) => Some(Rule::Dlc { lag_clip: clip(high), tail: TailModel::default() }),
+            Self::DlcA(high) => Some(Rule::Dlc { lag_clip: LagClip::new(0.0, high)?, tail: TailModel::default() }),
             Self::Method(method) => Some(Rule::Method(method)),
-        }
+        })
     }
 }
 

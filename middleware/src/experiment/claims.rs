@@ -108,8 +108,9 @@ fn e5(results: &Results) -> Judged {
 }
 
 fn e6(results: &Results) -> Judged {
-    let mut points = Vec::new();
+    let (mut points, mut rates) = (Vec::new(), 0);
     for row in results.rows.iter().filter(|row| row.name.starts_with(CENTRING_STALE)) {
+        rates += 1;
         let rate = row.arms.first()?.arm.learning_rate.unwrap_or(results.plan.setting.learning_rate);
         let other = results.row(&row.name.replacen(CENTRING_STALE, IS_STALE, 1))?;
         for step in 1..=results.plan.setting.steps {
@@ -118,7 +119,8 @@ fn e6(results: &Results) -> Judged {
         }
     }
     let (quadratic, error) = quadratic_term(&points)?;
-    Some((ruled(quadratic > 2.0 * error), format!("quadratic term {quadratic:.3e}, standard error {error:.1e}")))
+    let numbers = format!("quadratic term {quadratic:.3e}, standard error {error:.1e}, learning rates: {rates}");
+    Some((ruled(quadratic > 2.0 * error), numbers))
 }
 
 /// b of `y = a x + b x^2` by least squares, and its standard error.

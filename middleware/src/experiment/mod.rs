@@ -7,16 +7,14 @@
 //! ```
 //!
 //! [`setting`] says how large, [`arm`] what runs, [`play`] runs one arm, [`measure`] holds policies against each other,
-//! [`schedule`] runs all arms in processes of their own, [`outcome`] reads what they left, judging
-//! [`table`] shows them.
+//! [`schedule`] runs all arms in processes of their own, [`outcome`] reads what they left, [`verdict`] judges the claims by it,
+//! [`table`] and [`render`] show it.
 
 pub mod arm;
 mod claims;
-
 pub mod measure;
 pub mod outcome;
 mod page;
-
 pub mod play;
 pub mod schedule;
 pub mod setting;
@@ -24,8 +22,7 @@ pub mod table;
 pub mod verdict;
 
 pub use arm::{Arm, Sync};
-pub use page::render;
-
+pub use page::{lead, render};
 pub use setting::{Plan, Setting};
 
 use crate::{dispatch::DispatchError, journal::WriteError, ledger::LedgerError, small_model::SmallModelError};
@@ -64,6 +61,9 @@ pub enum ExperimentError {
     /// Its parameters.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// The correction of an arm.
+    #[error(transparent)]
+    Clip(#[from] lockstep_core::dlc::rule::ClipError),
     /// The model.
     #[error(transparent)]
     Model(#[from] SmallModelError),

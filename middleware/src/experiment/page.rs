@@ -20,11 +20,13 @@ pub fn render(results: &Results) -> String {
         steps: setting.evaluations(),
         figures: figures(results),
         tables: vec![verdict_table(&verdicts), row_table(results)],
-        configuration: toml::to_string_pretty(setting).unwrap_or_default(),
+        configuration: toml::to_string_pretty(setting)
+            .unwrap_or_else(|error| unreachable!("a setting is TOML: {error}")),
     })
 }
 
-fn lead(results: &Results, verdicts: &[Verdict]) -> String {
+/// What came out, in a few sentences.
+pub fn lead(results: &Results, verdicts: &[Verdict]) -> String {
     let count = |ruling| verdicts.iter().filter(|verdict| verdict.ruling == ruling).count();
     let [held, not, vacuous, open] =
         [Ruling::Reproduced, Ruling::NotReproduced, Ruling::Vacuous, Ruling::NotMeasured].map(count);
@@ -35,8 +37,12 @@ fn lead(results: &Results, verdicts: &[Verdict]) -> String {
         0 => String::new(),
         n => format!(" {n} of {} arms are not done: these are partial results.", results.plan.arms.len()),
     };
+    let seeds = results.rows.iter().filter(|row| row.name != claims::UNTRAINED).map(|row| row.arms.len()).min();
+    let few = seeds.filter(|&seeds| seeds < 3).map_or_else(String::new, |seeds| {
+        format!(" Some rows have {seeds} of the 3 seeds that a verdict near two floors needs.")
+    });
     format!(
-        "Of {} claims and bars {held} are reproduced, {not} are not, {vacuous} are vacuous and {open} not measured.{control}{missing}",
+        "Of {} claims and bars {held} are reproduced, {not} are not, {vacuous} are vacuous and {open} not measured.{control}{missing}{few}",
         verdicts.len()
     )
 }

@@ -262,7 +262,7 @@ impl<'a> Player<'a> {
     async fn play(&mut self) -> Result<Outcome, ExperimentError> {
         let looks = self.stage.setting().evaluations();
         for number in 1..=self.stage.setting().steps {
-            if let Some(rule) = self.arm.correction.rule() {
+            if let Some(rule) = self.arm.correction.rule()? {
                 self.step(number, rule).await?;
             }
             if looks.contains(&number) {

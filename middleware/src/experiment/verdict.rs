@@ -148,3 +148,6 @@ fn bars(results: &Results) -> Vec<Verdict> {
         }),
     ]
 }
+
+#[cfg(test)]
+mod tests;

@@ -124,6 +124,12 @@ mod tests {
     }
 
     proptest! {
+        /// Clipping first hides what the ESS is for: at C = 2 no batch is ever below 0.64, whatever its ratios.
+        #[test]
+        fn a_clip_before_the_ess_never_falls_below_the_threshold(l in proptest::collection::vec(-900.0..900.0f64, 1..60)) {
+            prop_assert!(clamped_effective_sample_size(&l, 2.0).unwrap() > 0.639);
+        }
+
         /// In [1/N, 1] for any weights, however large; a common factor changes nothing.
         #[test]
         fn bounded_and_scale_free(l in proptest::collection::vec(-900.0..900.0f64, 1..40), shift in -500.0..500.0f64) {
