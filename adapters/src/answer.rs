@@ -117,7 +117,10 @@ impl Answer {
         }
         match chunk.end {
             None => Ok((self.emit_now(now).into_iter().collect(), Next::Goes)),
-            Some(end) => self.end(end, chunk.versions, now),
+            Some(end) => {
+                let versions = chunk.versions.or_else(|| self.one_label(chunk.label, now));
+                self.end(end, versions, now)
+            }
         }
     }
 
@@ -170,6 +173,13 @@ impl Answer {
             (None, None) => {}
         }
         Ok((deltas, next))
+    }
+
+    /// One span of a label that stands alone, where no update can have fallen inside the reply.
+    fn one_label(&self, label: Option<String>, now: &Weights) -> Option<Vec<VersionSpan>> {
+        let proxied = self.versions == Versions::Spans { proxied: true };
+        let label = label.filter(|_| proxied && now.quiet_since(&self.began))?;
+        Some(vec![VersionSpan { version: label, start: 0, end: self.emitted + self.held.len() }])
     }
 
     /// Gives the held tokens the versions of the spans, and holds the spans against what went out before.

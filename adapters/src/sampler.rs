@@ -216,7 +216,7 @@ async fn leg(link: &Link, answer: &mut Answer, to: (Option<&str>, &Out)) -> Port
         };
         rows.push(row);
     }
-    let chunk = Chunk { rows, versions: None, end };
+    let chunk = Chunk { rows, versions: None, label: None, end };
     let (deltas, next) = answer.take(chunk, &link.weights()).map_err(|error| link.failed(answer, error))?;
     for delta in deltas {
         send(out, delta).await?;

@@ -228,6 +228,8 @@ pub struct Chunk {
     pub rows: Vec<Support>,
     /// The labels of every token of the reply so far, where the piece says.
     pub versions: Option<Vec<VersionSpan>>,
+    /// The label at the end of the reply, from an engine that gives no spans: that of every token if no update fell inside.
+    pub label: Option<String>,
     /// Set on the last piece.
     pub end: Option<End>,
 }

@@ -82,8 +82,10 @@ impl Parser {
         let total = meta.completion_tokens.ok_or(missing("meta_info.completion_tokens"))?;
         let rows = self.rows(&ids, total, &mut meta)?;
         self.seen += rows.len();
-        let versions = versions(&mut meta, end.is_some(), self.seen);
-        Ok(Chunk { rows, versions, end })
+        // A piece in the middle says nothing of the tokens to come.
+        let (versions, label) = (meta.weight_versions.take(), meta.weight_version.take());
+        let ended = end.is_some();
+        Ok(Chunk { rows, versions: versions.filter(|_| ended), label: label.filter(|_| ended), end })
     }
 
     fn rows(&self, ids: &[Number], total: usize, meta: &mut Meta) -> Result<Vec<Support>, WireError> {
@@ -205,13 +207,6 @@ fn kept(position: usize, mask: &[Number], log_probs: &SupportLogProbs) -> Result
         entries.push((id, log_prob(value, id, Place { position, what: "sampling log-prob" })?));
     }
     Ok(Kept(entries))
-}
-
-/// The spans, or one span of the label that stands alone. A piece in the middle says nothing of the tokens to come.
-fn versions(meta: &mut Meta, ended: bool, tokens: usize) -> Option<Vec<VersionSpan>> {
-    let one = |version| vec![VersionSpan { version, start: 0, end: tokens }];
-    let spans = meta.weight_versions.take().or_else(|| meta.weight_version.take().map(one));
-    spans.filter(|_| ended)
 }
 
 fn end(finish: Option<Finish>) -> Result<Option<End>, WireError> {

@@ -97,7 +97,7 @@ impl Parser {
         };
         let rows = self.rows(&mut choice)?;
         self.seen += rows.len();
-        Ok(Chunk { rows, versions: choice.weight_versions, end: end(choice.finish_reason)? })
+        Ok(Chunk { rows, versions: choice.weight_versions, label: None, end: end(choice.finish_reason)? })
     }
 
     fn rows(&self, choice: &mut Choice) -> Result<Vec<Support>, WireError> {

@@ -3,7 +3,7 @@
 use crate::draws::{address, deltas, follow_the_report, nucleus, request, tokens};
 use lockstep_adapters::{Engine, EngineKind, OnFinding, Options, connect};
 use lockstep_core::{
-    FinishReason, Rollout, TokenId, WeightVersion,
+    FinishReason, Rollout, Support, TokenId, WeightVersion,
     ports::{PortError, SampleRequest},
     sampling::{Limits, Truncation},
     support::Domain,
@@ -66,6 +66,39 @@ async fn every_kind_of_support_is_reported() {
         for row in rollout.segments().iter().flat_map(|segment| segment.behavior.rows()) {
             assert_eq!(row.domain() == Domain::Listed, !truncation.is_none());
             assert!(truncation.top_k == 0 || row.ids().len() <= truncation.top_k as usize);
+        }
+    }
+}
+
+/// The nucleus of a head, renormalised: the most probable ids up to the one that crosses `top_p`.
+fn cut(head: &Support, top_p: f64) -> Vec<(TokenId, f64)> {
+    let mut kept: Vec<(TokenId, f64)> = Vec::new();
+    let mut mass = 0.0;
+    for (&id, log_q) in head.ids().iter().zip(head.log_q()) {
+        if mass >= top_p {
+            break;
+        }
+        mass += log_q.exp();
+        kept.push((id, log_q.exp()));
+    }
+    assert!(mass >= top_p, "the head carries {mass}, less than {top_p}");
+    kept.iter().map(|&(id, q)| (id, q / mass)).collect()
+}
+
+#[tokio::test]
+async fn the_nucleus_is_measured_after_the_temperature() {
+    let Some(engine) = engine().await else { return };
+    let asked = request(5, nucleus(0.8), tokens(20));
+    let rollout = answer(&engine, &asked).await;
+    let sampled: Vec<TokenId> = rollout.sampled().collect();
+    let rows = rollout.segments().iter().flat_map(|segment| segment.behavior.rows());
+    for (at, row) in rows.enumerate() {
+        let resumed = sampled[..at].to_vec();
+        let whole = SampleRequest { resumed, ..request(5, Truncation::NONE, tokens(at as u32 + 1)) };
+        let expected = cut(&deltas(&engine, whole).await[0].behavior.row(0), 0.8);
+        assert_eq!(row.ids().len(), expected.len(), "at position {at}");
+        for ((id, log_q), (kept, q)) in row.ids().iter().zip(row.log_q()).zip(&expected) {
+            assert!(id == kept && (log_q.exp() - q).abs() < 1e-5, "at position {at}: {id} {} {kept} {q}", log_q.exp());
         }
     }
 }

@@ -42,7 +42,7 @@ fn piece(count: u32) -> Chunk {
 }
 
 fn last(count: u32, spans: Option<Vec<VersionSpan>>, end: End) -> Chunk {
-    Chunk { rows: tokens(count), versions: spans, end: Some(end) }
+    Chunk { rows: tokens(count), versions: spans, label: None, end: Some(end) }
 }
 
 fn span(version: &str, start: usize, end: usize) -> VersionSpan {
@@ -126,6 +126,19 @@ fn spans_that_do_not_cover_the_tokens_are_refused() {
     {
         let refused = answer(false, "e0.s1").take(last(4, Some(spans), End::Length), &weights("e0.s1", 0));
         assert!(matches!(refused, Err(WireError::Spans { tokens: 4, .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_label_without_spans_holds_only_where_no_update_fell_inside() {
+    let labelled = |label: &str| Chunk { label: Some(label.into()), ..last(300, None, End::Length) };
+    let now = weights("e0.s1", 0);
+    let quiet = answer(true, "e0.s1").take(labelled("e0.s1"), &now).unwrap().0;
+    assert_eq!(told(&quiet), [(0, 300, Some("e0.s1".into()), KvHistory::Fresh)]);
+    let updated = answer(true, "e0.s1").take(labelled("e0.s2"), &weights("e0.s2", 2)).unwrap().0;
+    let unproxied = answer(false, "e0.s1").take(labelled("e0.s1"), &now).unwrap().0;
+    for ambiguous in [updated, unproxied] {
+        assert_eq!(told(&ambiguous), [(0, 300, None, KvHistory::Ambiguous)]);
     }
 }
 
