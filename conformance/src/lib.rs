@@ -21,6 +21,7 @@ pub mod checks;
 pub mod difference;
 pub mod draw;
 pub mod faults;
+pub mod figure;
 pub mod frequency;
 pub mod gamma;
 pub mod obstacle;
@@ -31,10 +32,12 @@ pub mod suite;
 pub mod target;
 pub mod tolerance;
 
+mod meter;
 mod mix;
 mod training;
 
-pub use check::{Check, FalseAlarm, Fault, Verdict};
+pub use check::{Check, FalseAlarm, Fault, Finding, Verdict};
+pub use figure::Figure;
 pub use obstacle::Obstacle;
 pub use report::Report;
 pub use suite::{Progress, Suite};

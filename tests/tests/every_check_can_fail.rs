@@ -21,7 +21,7 @@ async fn every_fault_is_flagged(build: Build, seeds: u64) {
         for fault in check.faults() {
             for seed in 0..seeds {
                 let verdict: Verdict = check.run(&(fault.break_target)(build(seed))).await;
-                assert!(verdict.is_fail(), "{} under {}, seed {seed}: {verdict:?}", check.id(), fault.id);
+                assert!(verdict.is_fail(), "{} under {}, seed {seed}: {verdict:?}", check.id, fault.id);
             }
         }
     }
@@ -64,8 +64,8 @@ fn the_built_in_pair_passes() {
 fn every_fault_turns_the_built_in_pair_red() {
     for check in Suite::all().checks() {
         for fault in check.faults() {
-            let (code, verdicts) = built_in(&["--check", check.id(), "--fault", fault.id]);
-            assert_eq!(verdicts[check.id()], "fail", "{} under {}", check.id(), fault.id);
+            let (code, verdicts) = built_in(&["--check", check.id, "--fault", fault.id]);
+            assert_eq!(verdicts[check.id], "fail", "{} under {}", check.id, fault.id);
             assert_eq!(code, Some(1));
         }
     }

@@ -22,7 +22,10 @@ impl Model {
     /// Initial weights.
     pub fn seeded(seed: u64) -> Self {
         let entries = CONTEXTS as u64 * u64::from(VOCABULARY);
-        let logits = (0..entries).map(|entry| SPREAD * normal(&[seed, 0x10d, entry])).collect();
+        // In every second row ids share their logits in pairs, so that there are ties to break.
+        let width = u64::from(VOCABULARY);
+        let source = |entry: u64| if (entry / width).is_multiple_of(2) { entry } else { entry / 2 * 2 };
+        let logits = (0..entries).map(|entry| SPREAD * normal(&[seed, 0x10d, source(entry)])).collect();
         Self { version: WeightVersion { epoch: 0, step: 0 }, logits }
     }
 
