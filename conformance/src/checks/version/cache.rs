@@ -3,6 +3,7 @@
 use super::moved::{self, Shown};
 use crate::{
     check::{Check, FalseAlarm, Finding},
+    checks::question,
     difference::Row,
     draw::{self, Shape},
     faults::version as faults,
@@ -11,6 +12,8 @@ use crate::{
     training,
 };
 
+const PROMPTS: u32 = 12;
+const LENGTH: u32 = 6;
 const ANSWERS: u32 = 4;
 /// The change must be this many standard errors of the noise.
 const RESOLUTION: f64 = 40.0;
@@ -21,7 +24,7 @@ const NEAR: f64 = 0.25;
 pub const CACHE: Check = Check {
     id: "version.cache",
     demand: "a prompt that was asked before the update is answered by the new weights from its first token on",
-    cost: |target| draw::cost(&target.ask, ANSWERS, target.ask.max_new_tokens) + draw::cost(&target.ask, ANSWERS, 1),
+    cost: |_| 2 * u64::from(PROMPTS * ANSWERS),
     false_alarm: FalseAlarm {
         probability: 1e-12,
         why: "the threshold lies ten standard errors of the numeric noise from the new weights",
@@ -37,12 +40,13 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let (trainer, scorer) = (target.trainer()?, target.scorer()?.as_ref());
     target.control()?;
     training::needs_snapshots(target)?;
-    let shape = |question, max_new_tokens| Shape { question, answers: ANSWERS, max_new_tokens };
-    let probe = draw::sample(target, shape(0xca, target.ask.max_new_tokens)).await?;
+    let prompts = question::random_prompts(&target.ask, PROMPTS, LENGTH);
+    let shape = |question| Shape { question, answers: ANSWERS, max_new_tokens: 1 };
+    let probe = draw::answer(target, target.ask.plan(&prompts, shape(0xca))?).await?;
     let old = draw::version_of(&probe)?;
     let new = moved::weights(target, &probe, (old, RESOLUTION), first).await?;
     training::load(target, new).await?;
-    let batch = draw::sample(target, shape(0xcb, 1)).await?;
+    let batch = draw::answer(target, target.ask.plan(&prompts, shape(0xcb))?).await?;
     let scores = (draw::score(scorer, &batch, old).await?, draw::score(scorer, &batch, new).await?);
     trainer.retain(&[new]).await.at("trainer")?;
     let shown = Shown::of(&batch, (&scores.0, &scores.1), first);

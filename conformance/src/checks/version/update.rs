@@ -83,7 +83,7 @@ fn shape(target: &Target, question: u64) -> Shape {
     Shape { question, answers: 1, max_new_tokens: LONGER * target.ask.max_new_tokens }
 }
 
-/// Answers during which the new weights were loaded, after the first tokens had come.
+/// Answers during which the new weights were loaded, after the first tokens of each had come.
 async fn updated(target: &Target, new: WeightVersion, shape: Shape) -> Result<Batch, Obstacle> {
     let mut plan: BatchPlan = target.ask.plan(&target.ask.prompts, shape)?;
     let requests = plan.requests().to_vec();
@@ -93,8 +93,9 @@ async fn updated(target: &Target, new: WeightVersion, shape: Shape) -> Result<Ba
     let mut loaded = false;
     while let Some(delta) = stream.next().await {
         let delta = delta.at("sampler")?;
+        let ended = delta.finish.is_some();
         deltas.entry(delta.rollout).or_default().push(delta);
-        if !loaded {
+        if !loaded && (ended || deltas.len() == requests.len()) {
             training::load(target, new).await?;
             loaded = true;
         }
@@ -106,15 +107,20 @@ async fn updated(target: &Target, new: WeightVersion, shape: Shape) -> Result<Ba
     Ok(plan.seal()?)
 }
 
-/// What the label of a token says, and whether it stands at an edge of its run.
+/// What the label of a token says, and whether it stands at an edge of its run; where answers were split, in one of those.
 type Labels = BTreeMap<(usize, usize), (Option<WeightVersion>, bool)>;
 
 fn labels(batch: &Batch) -> Labels {
     let mut labels = Labels::new();
+    let split = batch.rollouts().iter().any(|answer| runs(answer).len() > 1);
     for (rollout, answer) in batch.rollouts().iter().enumerate() {
+        let whole = split && runs(answer).len() == 1;
         for (label, start, end) in runs(answer) {
             for position in start..end {
-                let edge = position < start + EDGE || position + EDGE >= end;
+                // In a split answer the ends of the answer itself show nothing of the split.
+                let inner = |at: usize| !split || (at > 0 && at < answer.len());
+                let edge = (inner(start) && position < start + EDGE) || (inner(end) && position + EDGE >= end);
+                let edge = !whole && edge;
                 labels.insert((rollout, position), (label, edge));
             }
         }
