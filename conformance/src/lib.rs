@@ -18,13 +18,16 @@
 
 pub mod check;
 pub mod checks;
+pub mod compare;
 pub mod difference;
 pub mod draw;
 pub mod faults;
 pub mod figure;
 pub mod frequency;
 pub mod gamma;
+pub mod junit;
 pub mod obstacle;
+pub mod page;
 pub mod pair;
 pub mod readme;
 pub mod report;

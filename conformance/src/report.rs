@@ -45,6 +45,17 @@ pub struct Report {
     pub tokens: u64,
 }
 
+#[cfg(test)]
+impl Row {
+    /// A row without numbers.
+    pub(crate) fn named(id: &str, demand: &str) -> Self {
+        let why = "equality".to_owned();
+        let verdict = Verdict::Pass(String::new());
+        let (cases, figures) = (vec![], vec![]);
+        Self { id: id.into(), demand: demand.into(), verdict, tokens: 0, false_alarm: 0.0, false_alarm_why: why, cases, figures }
+    }
+}
+
 impl Report {
     /// A report of these rows.
     pub fn new(rows: Vec<Row>) -> Self {
@@ -127,17 +138,7 @@ mod tests {
     use super::*;
 
     fn row(id: &str, verdict: Verdict) -> Row {
-        let (demand, why) = ("the numbers add up".to_owned(), "equality".to_owned());
-        Row {
-            id: id.into(),
-            demand,
-            verdict,
-            tokens: 96,
-            false_alarm: 1e-6,
-            false_alarm_why: why,
-            cases: vec![],
-            figures: vec![],
-        }
+        Row { verdict, tokens: 96, false_alarm: 1e-6, ..Row::named(id, "the numbers add up") }
     }
 
     #[test]

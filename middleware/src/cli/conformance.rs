@@ -54,7 +54,7 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
         return Ok(DONE);
     }
     if let Some(id) = &arguments.explain {
-        let explained = Suite::all().get(id).map(|check| print(check.explain()));
+        let explained = Suite::all().get(id).map(|check| print(check.explain));
         return Ok(explained.map_or_else(|| unknown("check", id), |()| DONE));
     }
     let ids: Vec<&str> = arguments.check.iter().map(String::as_str).collect();
@@ -90,8 +90,8 @@ fn unknown(what: &str, id: &str) -> u8 {
 fn list() -> Vec<String> {
     let suite = Suite::all();
     let lines = suite.checks().flat_map(|check| {
-        let faults = check.faults().into_iter().map(|fault| format!("    fault {}: {}", fault.id, fault.does));
-        std::iter::once(format!("{}: {}", check.id(), check.demand())).chain(faults.collect::<Vec<_>>())
+        let faults = check.faults().map(|fault| format!("    fault {}: {}", fault.id, fault.does));
+        std::iter::once(format!("{}: {}", check.id, check.demand)).chain(faults.collect::<Vec<_>>())
     });
     lines.collect()
 }
