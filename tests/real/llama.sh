@@ -1,0 +1,53 @@
+#!/bin/sh
+# Builds llama.cpp's llama-server from the sources inside PyPI's llama-cpp-python, starts it with a small random Qwen3, and
+# runs what needs a real engine. Needs python3, a C++ compiler, and a network once.
+# LLAMA_SERVER names a server that is built already. Everything made lies in target/real/.
+set -eu
+cd "$(dirname "$0")/../.."
+real=$(pwd)/target/real
+venv=$real/venv
+version=0.3.36
+mkdir -p "$real"
+
+sh tests/setup.sh
+if [ ! -x "$venv/bin/python" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q numpy gguf cmake ninja scikit-build-core
+fi
+
+server=${LLAMA_SERVER:-$real/build/bin/llama-server}
+if [ ! -x "$server" ]; then
+    if [ -n "${LLAMA_SERVER:-}" ]; then
+        echo "error: LLAMA_SERVER names $server, which cannot be run" >&2
+        exit 2
+    fi
+    # PATH so that pip finds cmake and ninja without building them.
+    PATH=$venv/bin:$PATH "$venv/bin/pip" download -q --no-deps --no-build-isolation \
+        --no-binary llama-cpp-python --dest "$real" "llama-cpp-python==$version"
+    tar -xzf "$real"/llama_cpp_python-$version.tar.gz -C "$real"
+    source=$real/llama_cpp_python-$version/vendor/llama.cpp
+    PATH=$venv/bin:$PATH cmake -S "$source" -B "$real/build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+        -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF
+    PATH=$venv/bin:$PATH cmake --build "$real/build" --target llama-server
+fi
+
+model=$real/tiny-qwen3.gguf
+if [ ! -s "$model" ]; then
+    "$venv/bin/python" tests/real/tiny_gguf.py target/test-data/qwen3-tokenizer.json "$model.partial"
+    mv "$model.partial" "$model"
+fi
+
+port=${LLAMA_PORT:-18931}
+url=http://127.0.0.1:$port
+if python3 -c "import socket; socket.create_connection(('127.0.0.1', $port), 1)" 2>/dev/null; then
+    echo "error: port $port is taken; name another one in LLAMA_PORT" >&2
+    exit 2
+fi
+LD_LIBRARY_PATH=$(dirname "$server")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$server" -m "$model" --host 127.0.0.1 \
+    --port "$port" -fa off -ctk f32 -ctv f32 -t 1 --parallel 2 -c 8192 >"$real/llama-server.log" 2>&1 &
+started=$!
+trap 'kill "$started" 2>/dev/null || true' EXIT
+python3 tests/real/wait.py "$url/health" "$started" || { tail -20 "$real/llama-server.log" >&2; exit 1; }
+
+echo "llama-server of llama-cpp-python $version at $url"
+LOCKSTEP_LLAMA_URL=$url cargo test -p lockstep-adapters --test real llama -- --nocapture
