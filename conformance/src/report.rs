@@ -52,7 +52,16 @@ impl Row {
         let why = "equality".to_owned();
         let verdict = Verdict::Pass(String::new());
         let (cases, figures) = (vec![], vec![]);
-        Self { id: id.into(), demand: demand.into(), verdict, tokens: 0, false_alarm: 0.0, false_alarm_why: why, cases, figures }
+        Self {
+            id: id.into(),
+            demand: demand.into(),
+            verdict,
+            tokens: 0,
+            false_alarm: 0.0,
+            false_alarm_why: why,
+            cases,
+            figures,
+        }
     }
 }
 

@@ -8,7 +8,6 @@ pub mod built_in;
 pub mod cli;
 pub mod client;
 pub mod config;
-#[cfg(feature = "engine")]
 pub mod conformance;
 pub mod dispatch;
 #[cfg(feature = "engine")]

@@ -130,7 +130,9 @@ fn cells(out: &mut String, title: &str, cells: &[(String, f64, f64)]) {
 
 fn tokens(out: &mut String, title: &str, tokens: &[TokenRow]) {
     open(out, "tokens", title);
-    out.push_str("<div class=\"scroll\"><table>\n<tr><th>answer</th><th>at</th><th>id</th><th>log q</th><th>log p</th></tr>\n");
+    out.push_str(
+        "<div class=\"scroll\"><table>\n<tr><th>answer</th><th>at</th><th>id</th><th>log q</th><th>log p</th></tr>\n",
+    );
     for TokenRow { rollout, position, token, log_q, log_p } in tokens {
         let _ = writeln!(
             out,
