@@ -3,8 +3,8 @@
 use lockstep_conformance::{Progress, Suite, Target, Verdict, pair, readme};
 use std::path::Path;
 
-const HONEST: u64 = 50;
-const FAULTY: u64 = 20;
+const HONEST: u64 = 24;
+const FAULTY: u64 = 8;
 
 async fn pass(build: fn(u64) -> Target, seeds: u64) {
     for seed in 0..seeds {

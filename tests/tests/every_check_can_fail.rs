@@ -29,14 +29,14 @@ async fn every_fault_is_flagged(build: Build, seeds: u64) {
 
 #[tokio::test]
 async fn in_memory_pair() {
-    every_check_passes(pair::target, 10).await;
-    every_fault_is_flagged(pair::target, 5).await;
+    every_check_passes(pair::target, 4).await;
+    every_fault_is_flagged(pair::target, 2).await;
 }
 
 #[tokio::test]
 async fn in_memory_pair_with_a_numeric_term() {
-    every_check_passes(pair::rounded, 10).await;
-    every_fault_is_flagged(pair::rounded, 5).await;
+    every_check_passes(pair::rounded, 4).await;
+    every_fault_is_flagged(pair::rounded, 2).await;
 }
 
 /// Runs the suite on the built-in Qwen3 pair, three processes and all; gives the exit code and the verdict of each check.

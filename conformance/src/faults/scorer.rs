@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub const SCORED_AT_ONE: Fault = Fault {
     id: "scored-at-one",
     does: "scores at temperature 1 whatever the answers were drawn at",
-    break_target: |target| rescoring(target, |log_p, temperature| normalised(log_p, temperature)),
+    break_target: |target| rescoring(target, normalised),
 };
 
 /// Divides twice.
