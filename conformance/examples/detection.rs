@@ -23,7 +23,7 @@ async fn main() {
                 }
                 evidence = verdict.evidence().to_owned();
             }
-            println!("{:20} {:22} flagged {flagged} of {pairs}", check.id(), fault.id);
+            println!("{:20} {:22} flagged {flagged} of {pairs}", check.id, fault.id);
             match miss {
                 Some((seed, verdict)) => println!("    missed at seed {seed}: {verdict:?}"),
                 None => println!("    {evidence}"),

@@ -1,7 +1,7 @@
 //! A demand on a pair, the verdict on it, and the fault that must turn the verdict red.
 
-use crate::{obstacle::Obstacle, target::Target};
-use async_trait::async_trait;
+use crate::{figure::Figure, obstacle::Obstacle, target::Target};
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 /// What a check found, with one line of evidence that carries the numbers.
@@ -52,6 +52,35 @@ impl Verdict {
     }
 }
 
+/// A verdict, and the pictures that show what is behind it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// What a report can draw.
+    pub figures: Vec<Figure>,
+}
+
+impl Finding {
+    /// Pass or fail by a condition, with the same evidence.
+    pub fn of(met: bool, evidence: String) -> Self {
+        Verdict::of(met, evidence).into()
+    }
+
+    /// The same with a picture.
+    #[must_use]
+    pub fn with(mut self, figure: Figure) -> Self {
+        self.figures.push(figure);
+        self
+    }
+}
+
+impl From<Verdict> for Finding {
+    fn from(verdict: Verdict) -> Self {
+        Self { verdict, figures: vec![] }
+    }
+}
+
 /// How often a check is red on a pair that meets its demand.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct FalseAlarm {
@@ -59,6 +88,11 @@ pub struct FalseAlarm {
     pub probability: f64,
     /// Where the number comes from.
     pub why: &'static str,
+}
+
+impl FalseAlarm {
+    /// An equality, or a bound on rounding: never red on an honest pair.
+    pub const NONE: Self = Self { probability: 0.0, why: "an equality or a bound on rounding, not a statistical test" };
 }
 
 /// Decorators around a target's ports that break one demand.
@@ -72,50 +106,45 @@ pub struct Fault {
     pub break_target: fn(Target) -> Target,
 }
 
-/// A demand that can be checked through the ports.
-#[async_trait]
-pub trait Check: Send + Sync {
+/// The future of a question.
+pub type Examination<'a> = BoxFuture<'a, Result<Finding, Obstacle>>;
+
+/// A demand that can be checked through the ports. A check cannot be written down without a fault that turns it red.
+#[derive(Debug, Clone, Copy)]
+pub struct Check {
     /// Its name: also the name of its metric and the anchor of its documentation.
-    fn id(&self) -> &'static str;
-
+    pub id: &'static str,
     /// What it demands, in one sentence.
-    fn demand(&self) -> &'static str;
-
+    pub demand: &'static str,
     /// Tokens it asks the sampler for, at most.
-    fn cost(&self, target: &Target) -> u64;
-
+    pub cost: fn(&Target) -> u64,
     /// How often it is wrong about an honest pair.
-    fn false_alarm(&self) -> FalseAlarm;
-
+    pub false_alarm: FalseAlarm,
     /// What a red verdict means, how the fault arises in the wild, and what fixes it.
-    fn explain(&self) -> &'static str;
-
+    pub explain: &'static str,
     /// Public reports of the fault, `owner/project#number`.
-    fn cases(&self) -> &'static [&'static str];
-
+    pub cases: &'static [&'static str],
     /// The fault that must turn it red.
-    fn fault(&self) -> Fault;
-
+    pub fault: Fault,
     /// Other faults that must turn it red.
-    fn extra_faults(&self) -> Vec<Fault> {
-        vec![]
+    pub extra_faults: &'static [Fault],
+    /// Asks the questions; an error is whatever keeps it from a pass or a fail.
+    pub examine: for<'a> fn(&'a Target) -> Examination<'a>,
+}
+
+impl Check {
+    /// What it finds on a target.
+    pub async fn look(&self, target: &Target) -> Finding {
+        (self.examine)(target).await.unwrap_or_else(|obstacle| Verdict::from(obstacle).into())
     }
 
-    /// Asks the questions.
-    ///
-    /// # Errors
-    /// Whatever keeps it from a pass or a fail.
-    async fn examine(&self, target: &Target) -> Result<Verdict, Obstacle>;
-
     /// The verdict on a target.
-    async fn run(&self, target: &Target) -> Verdict {
-        self.examine(target).await.unwrap_or_else(Verdict::from)
+    pub async fn run(&self, target: &Target) -> Verdict {
+        self.look(target).await.verdict
     }
 
     /// Every fault that must turn it red.
-    fn faults(&self) -> Vec<Fault> {
-        let mut faults = vec![self.fault()];
-        faults.extend(self.extra_faults());
-        faults
+    pub fn faults(&self) -> impl Iterator<Item = Fault> + use<> {
+        std::iter::once(self.fault).chain(self.extra_faults.iter().copied())
     }
 }

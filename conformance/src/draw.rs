@@ -77,6 +77,7 @@ pub async fn answer(target: &Target, mut plan: BatchPlan) -> Result<Batch, Obsta
 /// # Errors
 /// As [`answer`].
 pub async fn sample(target: &Target, shape: Shape) -> Result<Batch, Obstacle> {
+    target.sampler()?;
     let plan = target.ask.plan(&target.ask.prompts, shape)?;
     answer(target, plan).await
 }

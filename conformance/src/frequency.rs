@@ -55,6 +55,11 @@ impl Draws {
         self.reports.push(report);
     }
 
+    /// Every outcome with its cell; `None` is what the reports do not name.
+    pub fn cells(&self) -> impl Iterator<Item = (Option<TokenId>, Cell)> + '_ {
+        self.cells.iter().map(|(&id, &cell)| (id, cell))
+    }
+
     /// Mean total variation between a report and the mean report: 0 when all say the same.
     pub fn spread(&self) -> f64 {
         let n = self.reports.len().max(1) as f64;

@@ -18,12 +18,16 @@
 
 pub mod check;
 pub mod checks;
+pub mod compare;
 pub mod difference;
 pub mod draw;
 pub mod faults;
+pub mod figure;
 pub mod frequency;
 pub mod gamma;
+pub mod junit;
 pub mod obstacle;
+pub mod page;
 pub mod pair;
 pub mod readme;
 pub mod report;
@@ -31,10 +35,12 @@ pub mod suite;
 pub mod target;
 pub mod tolerance;
 
+mod meter;
 mod mix;
 mod training;
 
-pub use check::{Check, FalseAlarm, Fault, Verdict};
+pub use check::{Check, FalseAlarm, Fault, Finding, Verdict};
+pub use figure::Figure;
 pub use obstacle::Obstacle;
 pub use report::Report;
 pub use suite::{Progress, Suite};

@@ -13,9 +13,8 @@ pub const END: &str = "<!-- checks: end -->";
 pub fn table() -> String {
     let mut out = String::from("| check | demand | faults that turn it red | reported as |\n|---|---|---|---|\n");
     for check in Suite::all().checks() {
-        let faults: Vec<String> =
-            check.faults().iter().map(|fault| format!("`{}`: {}", fault.id, fault.does)).collect();
-        let (id, demand, cases) = (check.id(), check.demand(), check.cases().join(", "));
+        let faults: Vec<String> = check.faults().map(|fault| format!("`{}`: {}", fault.id, fault.does)).collect();
+        let (id, demand, cases) = (check.id, check.demand, check.cases.join(", "));
         // Writing to a string cannot fail.
         let _ = writeln!(out, "| `{id}` | {demand} | {} | {cases} |", faults.join("<br>"));
     }

@@ -1,6 +1,6 @@
 //! What a suite found, as data and as text. Prints nothing.
 
-use crate::check::Verdict;
+use crate::{check::Verdict, figure::Figure};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
@@ -17,12 +17,18 @@ pub struct Row {
     /// Its verdict and the evidence.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// Tokens it asked for, at most.
+    /// Tokens drawn for it.
     pub tokens: u64,
     /// Probability of a fail on an honest pair.
     pub false_alarm: f64,
     /// Where that number comes from.
     pub false_alarm_why: String,
+    /// Public reports of what it looks for, `owner/project#number`.
+    #[serde(default)]
+    pub cases: Vec<String>,
+    /// What a page can draw of it.
+    #[serde(default)]
+    pub figures: Vec<Figure>,
 }
 
 /// What a suite found.
@@ -34,13 +40,37 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// Probability that an honest pair gets any fail: at most the sum over the checks (Bonferroni).
     pub family_false_alarm: f64,
+    /// Tokens the sampler drew in all.
+    #[serde(default)]
+    pub tokens: u64,
+}
+
+#[cfg(test)]
+impl Row {
+    /// A row without numbers.
+    pub(crate) fn named(id: &str, demand: &str) -> Self {
+        let why = "equality".to_owned();
+        let verdict = Verdict::Pass(String::new());
+        let (cases, figures) = (vec![], vec![]);
+        Self {
+            id: id.into(),
+            demand: demand.into(),
+            verdict,
+            tokens: 0,
+            false_alarm: 0.0,
+            false_alarm_why: why,
+            cases,
+            figures,
+        }
+    }
 }
 
 impl Report {
     /// A report of these rows.
     pub fn new(rows: Vec<Row>) -> Self {
         let family_false_alarm = rows.iter().map(|row| row.false_alarm).sum();
-        Self { schema: SCHEMA.to_owned(), rows, family_false_alarm }
+        let tokens = rows.iter().map(|row| row.tokens).sum();
+        Self { schema: SCHEMA.to_owned(), rows, family_false_alarm, tokens }
     }
 
     /// 0 when every check passed or was not applicable, 1 when any failed, 2 when none failed but one could not run.
@@ -79,16 +109,36 @@ impl Report {
             let _ = writeln!(out, "{word:verdicts$}  {id:ids$}  {:>7} tokens  {}", row.tokens, row.demand);
             let _ = writeln!(out, "{:verdicts$}  {}", "", row.verdict.evidence());
         }
-        let count = |word: &str| self.rows.iter().filter(|row| row.verdict.word() == word).count();
-        let (pass, fail) = (count("pass"), count("FAIL"));
-        let (absent, unrun) = (count("not applicable"), count("could not run"));
         let _ = writeln!(
             out,
-            "{pass} passed, {fail} failed, {absent} not applicable, {unrun} could not run; an honest pair fails with \
-             probability at most {:.1e}",
+            "{}; {} tokens drawn; an honest pair fails with probability at most {:.1e}",
+            self.counts(),
+            self.tokens,
             self.family_false_alarm
         );
         out
+    }
+
+    /// How many checks got each verdict.
+    pub fn counts(&self) -> String {
+        let count = |word: &str| self.rows.iter().filter(|row| row.verdict.word() == word).count();
+        let (pass, fail) = (count("pass"), count("FAIL"));
+        let (absent, unrun) = (count("not applicable"), count("could not run"));
+        format!("{pass} passed, {fail} failed, {absent} not applicable, {unrun} could not run")
+    }
+
+    /// The report in one short line, for a badge.
+    pub fn badge(&self) -> String {
+        let named = |word: &'static str| {
+            self.rows.iter().filter(move |row| row.verdict.word() == word).map(|row| row.id.as_str())
+        };
+        let passed = named("pass").count();
+        let ran = passed + named("FAIL").count() + named("could not run").count();
+        match (named("FAIL").next(), self.exit_code()) {
+            (Some(first), _) => format!("lockstep: red, {} of {ran} failed, {first} first", named("FAIL").count()),
+            (None, 0) => format!("lockstep: green, {passed} of {ran}"),
+            (None, _) => format!("lockstep: grey, {} of {ran} could not run", ran - passed),
+        }
     }
 }
 
@@ -97,8 +147,7 @@ mod tests {
     use super::*;
 
     fn row(id: &str, verdict: Verdict) -> Row {
-        let (demand, why) = ("the numbers add up".to_owned(), "equality".to_owned());
-        Row { id: id.into(), demand, verdict, tokens: 96, false_alarm: 1e-6, false_alarm_why: why }
+        Row { verdict, tokens: 96, false_alarm: 1e-6, ..Row::named(id, "the numbers add up") }
     }
 
     #[test]
@@ -126,7 +175,7 @@ pass           lag.zero       96 tokens  the numbers add up
                0 of 4
 could not run  a.b            96 tokens  the numbers add up
                gone
-1 passed, 0 failed, 0 not applicable, 1 could not run; an honest pair fails with probability at most 2.0e-6
+1 passed, 0 failed, 0 not applicable, 1 could not run; 192 tokens drawn; an honest pair fails with probability at most 2.0e-6
 ";
         assert_eq!(report.table(), table);
     }

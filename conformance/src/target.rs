@@ -38,6 +38,8 @@ pub struct Ask {
     pub prompts: Vec<Vec<TokenId>>,
     /// Ids in the vocabulary.
     pub vocabulary: u32,
+    /// Ids below which every id has a token, where the vocabulary is padded; `None` where it is not.
+    pub tokens: Option<u32>,
     /// Length limit of an answer.
     pub max_new_tokens: u32,
     /// Ids that end an answer.
@@ -60,11 +62,12 @@ impl Default for Ask {
         Self {
             prompts: vec![],
             vocabulary: 0,
+            tokens: None,
             max_new_tokens: 12,
             stop: vec![],
             temperature: 0.8,
             truncation: Truncation { top_k: 0, top_p: 0.9, min_p: 0.0 },
-            draws: 1024,
+            draws: 4096,
             drifting: vec![],
             seed: 1,
         }
@@ -72,6 +75,11 @@ impl Default for Ask {
 }
 
 impl Ask {
+    /// Ids below this one have a token.
+    pub fn defined(&self) -> u32 {
+        self.tokens.unwrap_or(self.vocabulary)
+    }
+
     /// Sampling parameters of one answer.
     ///
     /// # Errors
@@ -133,6 +141,14 @@ impl Target {
     /// Not applicable without one.
     pub fn queue(&self) -> Result<&Arc<dyn Queue>, Obstacle> {
         needed(&self.queue, "queue")
+    }
+
+    /// The same ports, asked otherwise.
+    #[must_use]
+    pub fn asking(&self, change: impl FnOnce(&mut Ask)) -> Self {
+        let mut target = self.clone();
+        change(&mut target.ask);
+        target
     }
 
     /// The names of the ports that are there.

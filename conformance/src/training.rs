@@ -28,8 +28,18 @@ pub(crate) async fn step(
     log_s: &[RolloutLogProbs],
     rule: Rule,
 ) -> Result<StepReport, Obstacle> {
+    step_on(target, &rewarded(batch)?, log_s, rule).await
+}
+
+/// One update on rewards of one's own.
+pub(crate) async fn step_on(
+    target: &Target,
+    batch: &ScoredBatch,
+    log_s: &[RolloutLogProbs],
+    rule: Rule,
+) -> Result<StepReport, Obstacle> {
     let options = StepOptions { rule, horizon: DEFAULT_HORIZON };
-    target.trainer()?.step(&rewarded(batch)?, log_s, &options).await.at("trainer")
+    target.trainer()?.step(batch, log_s, &options).await.at("trainer")
 }
 
 /// Gives the sampler a version of the trainer's: what was published, and what the sampler says it holds since.

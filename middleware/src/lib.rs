@@ -10,7 +10,6 @@ pub mod built_in;
 pub mod cli;
 pub mod client;
 pub mod config;
-#[cfg(feature = "engine")]
 pub mod conformance;
 pub mod dispatch;
 #[cfg(feature = "engine")]

@@ -4,15 +4,17 @@ use crate::ledger::{LedgerError, Record, Records};
 use async_trait::async_trait;
 use lockstep_core::{
     RolloutId,
-    ports::{PortResult, Queue, QueueEntry},
+    delta::FinishReason,
+    ports::{Outcome, Outcomes, PortResult, Queue, QueueEntry},
 };
 use std::{collections::BTreeMap, path::Path};
 
 /// A ledger read as a queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LedgerQueue {
     generated: Vec<QueueEntry>,
     consumed: Vec<Vec<QueueEntry>>,
+    outcomes: Outcomes,
 }
 
 impl LedgerQueue {
@@ -21,24 +23,78 @@ impl LedgerQueue {
     /// # Errors
     /// A ledger that cannot be read or is damaged.
     pub fn read(directory: &Path) -> Result<Self, LedgerError> {
-        let mut lengths = BTreeMap::<RolloutId, u32>::new();
-        let mut consumed = Vec::<(u64, Vec<RolloutId>)>::new();
+        let mut told = Told::default();
         for record in Records::of(directory)? {
-            match record? {
-                Record::PlanOpened { requests, .. } => lengths.extend(requests.iter().map(|request| (request.id, 0))),
-                Record::Delta(delta) => *lengths.entry(delta.rollout).or_default() += delta.columns.tokens.len() as u32,
-                Record::Consumed { rollouts, before, .. } => consumed.push((before.step, rollouts)),
-                // Steps that were lost with the trainer are made again.
-                Record::Resumed { restored, .. } => consumed.retain(|(before, _)| *before < restored.step),
-                _ => {}
-            }
+            told.take(record?);
         }
-        let entry = |rollout: &RolloutId| QueueEntry {
-            rollout: *rollout,
-            length: lengths.get(rollout).copied().unwrap_or_default(),
-        };
-        let consumed = consumed.iter().map(|(_, rollouts)| rollouts.iter().map(entry).collect()).collect();
-        Ok(Self { generated: lengths.keys().map(entry).collect(), consumed })
+        Ok(told.queue())
+    }
+}
+
+/// What the records say of a rollout.
+#[derive(Debug, Clone, Copy, Default)]
+struct Facts {
+    group: u32,
+    length: u32,
+    cut: bool,
+    reward: Option<f64>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    rollouts: BTreeMap<RolloutId, Facts>,
+    /// The steps behind the weights of each update, and what it was made of.
+    consumed: Vec<(u64, Vec<RolloutId>)>,
+}
+
+impl Told {
+    fn of(&mut self, rollout: RolloutId) -> &mut Facts {
+        self.rollouts.entry(rollout).or_default()
+    }
+
+    fn take(&mut self, record: Record) {
+        match record {
+            Record::PlanOpened { requests, .. } => {
+                for request in requests {
+                    self.of(request.id).group = request.group;
+                }
+            }
+            Record::Delta(delta) => {
+                let facts = self.of(delta.rollout);
+                facts.length += delta.columns.tokens.len() as u32;
+                facts.cut |= delta.finish == Some(FinishReason::Length);
+            }
+            Record::Reward { rollout, reward } | Record::RewardFailed { rollout, counts_as: reward, .. } => {
+                self.of(rollout).reward = Some(reward);
+            }
+            Record::Consumed { rollouts, before, .. } => self.consumed.push((before.step, rollouts)),
+            // Steps that were lost with the trainer are made again.
+            Record::Resumed { restored, .. } => self.consumed.retain(|(before, _)| *before < restored.step),
+            _ => {}
+        }
+    }
+
+    fn entry(&self, rollout: RolloutId) -> QueueEntry {
+        QueueEntry { rollout, length: self.rollouts.get(&rollout).map_or(0, |facts| facts.length) }
+    }
+
+    /// What became of a rollout, once it was rewarded.
+    fn outcome(&self, rollout: RolloutId) -> Option<Outcome> {
+        let Facts { group, length, cut, reward } = *self.rollouts.get(&rollout)?;
+        Some(Outcome { rollout, group, length, cut, reward: reward? })
+    }
+
+    fn queue(self) -> LedgerQueue {
+        let ids = || self.rollouts.keys().copied();
+        let batches = || self.consumed.iter().map(|(_, rollouts)| rollouts.iter().copied());
+        LedgerQueue {
+            generated: ids().map(|id| self.entry(id)).collect(),
+            consumed: batches().map(|batch| batch.map(|id| self.entry(id)).collect()).collect(),
+            outcomes: Outcomes {
+                generated: ids().filter_map(|id| self.outcome(id)).collect(),
+                trained: batches().map(|batch| batch.filter_map(|id| self.outcome(id)).collect()).collect(),
+            },
+        }
     }
 }
 
@@ -50,5 +106,9 @@ impl Queue for LedgerQueue {
 
     async fn consumed(&self) -> PortResult<Vec<Vec<QueueEntry>>> {
         Ok(self.consumed.clone())
+    }
+
+    async fn outcomes(&self) -> PortResult<Outcomes> {
+        Ok(self.outcomes.clone())
     }
 }

@@ -12,7 +12,10 @@ fi
 reports=target/reports
 mkdir -p "$reports"
 LOCKSTEP_REPORT_DIR="$PWD/$reports" cargo test -q --workspace --lib report
-for report in "$reports"/*.html; do
+for report in "$reports"/report-*.html; do
   node tests/browser/check.mjs "$report"
 done
+LOCKSTEP_REPORT_DIR="$PWD/$reports" cargo test -q -p lockstep-conformance --lib page
+node tests/browser/conformance.mjs "$reports/conformance.html"
+node tests/browser/conformance.mjs --self-test "$reports/conformance.html"
 node tests/browser/check.mjs --self-test "$reports/report-12.html"

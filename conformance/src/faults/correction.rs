@@ -34,6 +34,27 @@ pub const TEMPERATURE_FORGOTTEN: Fault = Fault {
     },
 };
 
+/// Does not centre.
+pub const CENTRING_DROPPED: Fault = Fault {
+    id: "centring-dropped",
+    does: "leaves the centring out of the gradient",
+    break_target: |target| probed(target, |loss| ProbeLoss { c: vec![0.0; loss.c.len()], ..loss.clone() }, |_, _| ()),
+};
+
+/// Centres on the first half of the support.
+pub const CENTRING_HEAD_ALONE: Fault = Fault {
+    id: "centring-head-alone",
+    does: "centres over the first half of the support alone",
+    break_target: |target| {
+        let head = |loss: &ProbeLoss| {
+            let half = loss.c.len() / 2;
+            let c = loss.c.iter().enumerate().map(|(at, c)| if at < half { *c } else { 0.0 }).collect();
+            ProbeLoss { c, ..loss.clone() }
+        };
+        probed(target, head, |_, _| ())
+    },
+};
+
 type Before = fn(&ProbeLoss) -> ProbeLoss;
 type After = fn(&ProbeLoss, &mut Vec<f64>);
 

@@ -1,7 +1,7 @@
 //! Faults of p_s: scored at another version than the one that drew the tokens.
 
 use super::rows::coarser_spacing;
-use crate::{check::Fault, target::Target};
+use crate::{check::Fault, mix::unit, target::Target};
 use async_trait::async_trait;
 use lockstep_core::{
     Batch, ScoredBatch, WeightVersion,
@@ -10,7 +10,10 @@ use lockstep_core::{
     },
     score::{RolloutLogProbs, ScoredAt},
 };
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// Scores at the current weights, whatever version is asked for.
 pub const SCORED_NOW: Fault = Fault {
@@ -38,12 +41,14 @@ pub const RATIO_OF_ONE: Fault = Fault {
     },
 };
 
-/// Reports how many samples count, not which share of them.
-pub const ESS_AS_COUNT: Fault = Fault {
-    id: "ess-as-count",
-    does: "reports the number of effective samples where their share is meant, so that no threshold below 1 is reached",
-    break_target: |mut target| {
-        target.trainer = target.trainer.map(|inner| Arc::new(EssAsCount { inner }) as _);
+/// Scores differently each time.
+pub const UNREPEATABLE_SCORES: Fault = Fault {
+    id: "unrepeatable-scores",
+    does: "scores the same batch at the same version differently each time",
+    break_target: |mut target: Target| {
+        let size = if target.exact_lag { 0.01 } else { 4.0 * target.numeric.tolerance().max_abs };
+        target.scorer =
+            target.scorer.map(|inner| Arc::new(Unrepeatable { inner, size, calls: AtomicU64::new(0) }) as _);
         target
     },
 };
@@ -132,39 +137,27 @@ impl Trainer for RatioOfOne {
     }
 }
 
-struct EssAsCount {
-    inner: Arc<dyn Trainer>,
+struct Unrepeatable {
+    inner: Arc<dyn Scorer>,
+    size: f64,
+    calls: AtomicU64,
 }
 
 #[async_trait]
-impl Trainer for EssAsCount {
-    fn capabilities(&self) -> TrainerCapabilities {
-        self.inner.capabilities()
+impl Scorer for Unrepeatable {
+    async fn capabilities(&self) -> PortResult<ScorerCapabilities> {
+        self.inner.capabilities().await
     }
 
-    async fn step(
-        &self,
-        batch: &ScoredBatch,
-        log_s: &[RolloutLogProbs],
-        options: &StepOptions,
-    ) -> PortResult<StepReport> {
-        let mut report = self.inner.step(batch, log_s, options).await?;
-        for (_, ess) in &mut report.ess {
-            ess.token *= ess.tokens as f64;
-            ess.sequence *= ess.sequences as f64;
+    async fn score(&self, batch: &Batch, version: WeightVersion) -> PortResult<ScoredAt> {
+        let mut scored = self.inner.score(batch, version).await?;
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        for (at, scores) in (0..).zip(scored.rollouts.iter_mut().flatten()) {
+            let columns = scores.log_p.iter_mut().chain(&mut scores.log_p_sampled);
+            for (entry, log_p) in (0..).zip(columns) {
+                *log_p -= (self.size * unit(&[call, at, entry])) as f32;
+            }
         }
-        Ok(report)
-    }
-
-    async fn version(&self) -> PortResult<WeightVersion> {
-        self.inner.version().await
-    }
-
-    async fn publish(&self, version: WeightVersion) -> PortResult<PublishedWeights> {
-        self.inner.publish(version).await
-    }
-
-    async fn retain(&self, live: &[WeightVersion]) -> PortResult<()> {
-        self.inner.retain(live).await
+        Ok(scored)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{check::Fault, mix::keyed, target::Target};
 use async_trait::async_trait;
-use lockstep_core::ports::{PortResult, Queue, QueueEntry};
+use lockstep_core::ports::{Outcome, Outcomes, PortResult, Queue, QueueEntry};
 use std::sync::Arc;
 
 /// Fills batches with whatever finishes first.
@@ -26,22 +26,6 @@ pub const FILTERED: Fault = Fault {
     break_target: |target| queued(target, |batches| each(batches, |batch| without(&batch, dropped))),
 };
 
-/// Drops the groups whose rewards are all the same.
-pub const ZERO_VARIANCE: Fault = Fault {
-    id: "zero-variance",
-    does: "drops a run of answers to one prompt because their rewards are all the same",
-    break_target: |target| {
-        queued(target, |batches| each(batches, |mut batch| batch.split_off(batch.len().div_ceil(2))))
-    },
-};
-
-/// Samples again what could have been resumed.
-pub const RESAMPLED: Fault = Fault {
-    id: "resampled",
-    does: "samples the longest answer again after a failure, from its first token, and trains on the shorter one it gets",
-    break_target: |target| queued(target, |batches| each(batches, resampled)),
-};
-
 /// Trains on some answers twice.
 pub const TRAINED_TWICE: Fault = Fault {
     id: "trained-twice",
@@ -56,12 +40,74 @@ pub const CUT_SHORT: Fault = Fault {
     break_target: |target| queued(target, |batches| each(batches, cut_short)),
 };
 
+/// Cancels a group for one member.
+pub const GROUP_CANCELLED: Fault = Fault {
+    id: "group-cancelled",
+    does: "cancels the whole group of the answer that takes longest",
+    break_target: |target| queued(target, |batches| each(batches, group_cancelled)),
+};
+
+/// Samples interrupted answers again.
+pub const RESAMPLED: Fault = Fault {
+    id: "resampled",
+    does: "samples the longest answer again after an interruption: a shorter one stands in its place",
+    break_target: |target| {
+        queued(target, |batches| {
+            each(batches, |batch| with_longest(batch, |length| length.div_ceil(2).min(length - 1)))
+        })
+    },
+};
+
+/// Drops groups whose answers have one reward.
+pub const ZERO_VARIANCE_DROPPED: Fault = Fault {
+    id: "zero-variance-dropped",
+    does: "drops groups whose answers all have the same reward",
+    break_target: |target| {
+        outcomes(target, |batch| {
+            let level = |outcome: &Outcome| {
+                let group = batch.iter().filter(|other| other.group == outcome.group);
+                group.clone().all(|other| other.reward == outcome.reward)
+            };
+            remaining(&batch, level)
+        })
+    },
+};
+
+/// Drops answers that were cut.
+pub const OVERLONG_FILTERED: Fault = Fault {
+    id: "overlong-filtered",
+    does: "leaves out the answers that the token limit cut",
+    break_target: |target| outcomes(target, |batch| remaining(&batch, |outcome| outcome.cut)),
+};
+
+/// Drops failures.
+pub const FAILURES_DROPPED: Fault = Fault {
+    id: "failures-dropped",
+    does: "leaves out the answers without a reward",
+    break_target: |target| outcomes(target, |batch| remaining(&batch, |outcome| outcome.reward <= 0.0)),
+};
+
+/// Keeps the better half.
+pub const BEST_KEPT: Fault = Fault {
+    id: "best-kept",
+    does: "trains on the better half of the answers",
+    break_target: |target| {
+        outcomes(target, |mut batch| {
+            batch.sort_by(|a, b| b.reward.total_cmp(&a.reward));
+            batch.truncate(batch.len() / 2);
+            batch
+        })
+    },
+};
+
 type Batches = Vec<Vec<QueueEntry>>;
 type Rebatch = fn(Batches) -> Batches;
+type Refilter = fn(Vec<Outcome>) -> Vec<Outcome>;
 
 struct Rebatched {
     inner: Arc<dyn Queue>,
     rebatch: Rebatch,
+    refilter: Refilter,
 }
 
 #[async_trait]
@@ -74,11 +120,36 @@ impl Queue for Rebatched {
         let consumed = self.inner.consumed().await?;
         Ok(if consumed.is_empty() { consumed } else { (self.rebatch)(consumed) })
     }
+
+    async fn outcomes(&self) -> PortResult<Outcomes> {
+        let Outcomes { generated, trained } = self.inner.outcomes().await?;
+        Ok(Outcomes { generated, trained: trained.into_iter().map(self.refilter).collect() })
+    }
 }
 
-fn queued(mut target: Target, rebatch: Rebatch) -> Target {
-    target.queue = target.queue.map(|inner| Arc::new(Rebatched { inner, rebatch }) as _);
+fn queued(target: Target, rebatch: Rebatch) -> Target {
+    wrapped(target, rebatch, |batch| batch)
+}
+
+fn outcomes(target: Target, refilter: Refilter) -> Target {
+    wrapped(target, |batches| batches, refilter)
+}
+
+fn wrapped(mut target: Target, rebatch: Rebatch, refilter: Refilter) -> Target {
+    target.queue = target.queue.map(|inner| Arc::new(Rebatched { inner, rebatch, refilter }) as _);
     target
+}
+
+/// Without the dropped ones; where there are none, without the first.
+fn remaining(batch: &[Outcome], dropped: impl Fn(&Outcome) -> bool) -> Vec<Outcome> {
+    let kept: Vec<Outcome> = batch.iter().copied().filter(|outcome| !dropped(outcome)).collect();
+    if kept.len() < batch.len() { kept } else { batch[1..].to_vec() }
+}
+
+/// Four entries around the longest one.
+fn group_cancelled(batch: Vec<QueueEntry>) -> Vec<QueueEntry> {
+    let longest = batch.iter().enumerate().max_by_key(|(_, entry)| entry.length).map_or(0, |(at, _)| at / 4);
+    batch.iter().enumerate().filter(|(at, _)| at / 4 != longest).map(|(_, entry)| *entry).collect()
 }
 
 fn each(batches: Batches, change: impl Fn(Vec<QueueEntry>) -> Vec<QueueEntry>) -> Batches {
@@ -115,16 +186,13 @@ fn twice(mut batch: Vec<QueueEntry>) -> Vec<QueueEntry> {
     batch
 }
 
-fn resampled(mut batch: Vec<QueueEntry>) -> Vec<QueueEntry> {
-    if let Some(longest) = batch.iter_mut().max_by_key(|entry| entry.length) {
-        longest.length /= 2;
-    }
-    batch
+fn cut_short(batch: Vec<QueueEntry>) -> Vec<QueueEntry> {
+    with_longest(batch, |length| length.saturating_sub(1))
 }
 
-fn cut_short(mut batch: Vec<QueueEntry>) -> Vec<QueueEntry> {
+fn with_longest(mut batch: Vec<QueueEntry>, change: impl Fn(u32) -> u32) -> Vec<QueueEntry> {
     if let Some(longest) = batch.iter_mut().max_by_key(|entry| entry.length) {
-        longest.length = longest.length.saturating_sub(1);
+        longest.length = change(longest.length);
     }
     batch
 }

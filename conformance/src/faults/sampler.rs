@@ -1,20 +1,21 @@
-//! Faults of what a sampler draws and reports.
+//! Faults of the draw: tokens that do not come from what is reported.
 
 use super::{
-    mapped::Mapped,
-    rows::{coarser_spacing, descending, draw, of_weights, with_log_q},
+    rows::{descending, draw, of_weights},
     stepwise::{Redraw, Stepwise},
+    tampered::asking,
 };
-use crate::{
-    check::Fault,
-    mix::{keyed, normal},
-    target::Target,
-};
+use crate::{check::Fault, mix::keyed, target::Target};
 use lockstep_core::{
-    RolloutId, Support,
-    support::{Domain, Reported, Sampled, SupportError},
+    SamplingParams, Support,
+    ports::{PortError, SampleRequest},
+    rollout::Request,
+    support::SupportError,
 };
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// Mass of the nucleus the wide report hides.
 const NARROW: f64 = 0.7;
@@ -26,87 +27,82 @@ pub const WIDE_REPORT: Fault = Fault {
     break_target: |target| redrawing(target, wide_report),
 };
 
-/// Takes base-10 log-probs for nats.
-pub const LOG_BASE_10: Fault = Fault {
-    id: "log-base-10",
-    does: "takes base-10 log-probs for nats and renormalises them",
+/// Draws the most likely id.
+pub const MOST_LIKELY_DRAWN: Fault = Fault {
+    id: "most-likely-drawn",
+    does: "draws the most likely id whatever the temperature, and reports a distribution, as a speculative path without sampling does",
     break_target: |target| {
-        reporting(target, |support, _| with_log_q(support, |_, log_q| log_q / std::f64::consts::LN_10))
+        redrawing(target, |support, _, _| match descending(support).first() {
+            Some(&(token, _)) if support.is_exact() => of_weights(token, &descending(support)),
+            _ => Ok(support.clone()),
+        })
     },
 };
 
-/// Reports full-vocabulary probabilities of the kept ids.
-pub const TAIL_CLAIMED: Fault = Fault {
-    id: "tail-claimed",
-    does: "reports the kept ids without renormalising, as the head of the whole vocabulary",
+/// Draws at a lower temperature than it reports.
+pub const DRAWN_SHARPER: Fault = Fault {
+    id: "drawn-sharper",
+    does: "draws from the square of the distribution it reports, as lossy acceptance of drafts does",
     break_target: |target| {
-        let (vocabulary, mass) = (target.ask.vocabulary, target.ask.truncation.top_p.min(0.95));
-        reporting(target, move |support, _| as_head(support, (vocabulary, mass)))
+        redrawing(target, |support, _, u| {
+            let entries = descending(support);
+            let squared: Vec<_> = entries.iter().map(|&(id, q)| (id, q * q)).collect();
+            drawn(support, &squared, u)
+        })
     },
 };
 
-/// Drops the id at which the nucleus is full.
-pub const CROSSING_DROPPED: Fault = Fault {
-    id: "crossing-dropped",
-    does: "leaves the id at which the nucleus crosses top_p out of draw and report",
-    break_target: |target| redrawing(target, without_last),
-};
-
-/// Reports log-probs at temperature 1.
-pub const TEMPERATURE_IGNORED: Fault = Fault {
-    id: "temperature-ignored",
-    does: "draws at the temperature asked for, reports log-probs at temperature 1",
+/// Never draws the least likely ids.
+pub const TAIL_NEVER_DRAWN: Fault = Fault {
+    id: "tail-never-drawn",
+    does: "never draws the less likely half of the ids it reports, as a rejection without a residual draw does",
     break_target: |target| {
-        let temperature = target.ask.temperature;
-        reporting(target, move |support, _| with_log_q(support, |_, log_q| log_q * temperature))
+        redrawing(target, |support, _, u| {
+            let entries = descending(support);
+            drawn(support, &entries[..entries.len().div_ceil(2)], u)
+        })
     },
 };
 
-/// Reports the drawn token as the only choice.
-pub const DRAWN_ALONE: Fault = Fault {
-    id: "drawn-alone",
-    does: "reports a mask rebuilt around the drawn token: that token alone",
-    break_target: |target| reporting(target, |support, _| Ok(Support::singleton(support.sampled().token))),
-};
-
-/// Rounds logits to a coarser format than declared.
-pub const COARSE_LOGITS: Fault = Fault {
-    id: "coarse-logits",
-    does: "reports log-probs of logits rounded one number format coarser than the pair declares",
+/// Draws without looking at the seed.
+pub const SEED_IGNORED: Fault = Fault {
+    id: "seed-ignored",
+    does: "draws with a seed of its own, another one each time",
     break_target: |target| {
-        let spacing = coarser_spacing(target.numeric);
-        let round = move |log_q: f64| ((log_q + 20.0) / spacing).round() * spacing;
-        reporting(target, move |support, _| with_log_q(support, |_, log_q| round(log_q)))
+        let count = AtomicU64::new(0);
+        asking(target, move |asked| {
+            let seed = keyed(&[count.fetch_add(1, Ordering::SeqCst), 0x5eed]);
+            let params = &asked.request.params;
+            let (temperature, truncation) = (params.temperature(), *params.truncation());
+            let params = SamplingParams::new(temperature, truncation, params.limits().clone(), seed)
+                .map_err(|error| PortError::Refused(error.to_string()))?;
+            let resumed = asked.resumed.clone();
+            Ok(SampleRequest { request: Request { params, ..asked.request.clone() }, resumed })
+        })
     },
 };
 
-/// Adds noise to logits.
-pub const NOISY_LOGITS: Fault = Fault {
-    id: "noisy-logits",
-    does: "reports log-probs of logits with the noise of weights one number format coarser than the pair declares",
-    break_target: |target| {
-        let (sd, seed) = (coarser_spacing(target.numeric) / 2.0, target.ask.seed);
-        let noise = move |(id, row): (RolloutId, u64), token: u32| {
-            sd * normal(&[keyed(&[seed, id.plan, u64::from(id.index)]), row, u64::from(token)])
-        };
-        reporting(target, move |support, at| with_log_q(support, |token, log_q| log_q + noise(at, token.0)))
-    },
+/// Reuses one random number.
+pub const NOISE_REUSED: Fault = Fault {
+    id: "noise-reused",
+    does: "draws every token of every answer with the same random number",
+    break_target: |target| redrawing(target, |support, _, _| drawn(support, &descending(support), 0.37)),
 };
 
-fn redrawing(mut target: Target, redraw: Redraw) -> Target {
-    target.sampler = target.sampler.map(|inner| Arc::new(Stepwise { inner, redraw }) as _);
+pub(super) fn redrawing(mut target: Target, redraw: Redraw) -> Target {
+    target.sampler = target.sampler.map(|inner| Arc::new(Stepwise { inner, redraw, widen: None }) as _);
     target
 }
 
-fn reporting(
-    mut target: Target,
-    rewrite: impl Fn(&Support, (RolloutId, u64)) -> Result<Support, SupportError> + Send + Sync + 'static,
-) -> Target {
-    target.sampler = target.sampler.map(|inner| Mapped::supports(inner, rewrite));
-    target
+/// The report as it is, its token drawn from other weights.
+fn drawn(support: &Support, weights: &[(lockstep_core::TokenId, f64)], u: f64) -> Result<Support, SupportError> {
+    match draw(weights, u) {
+        Some(token) if support.is_exact() => of_weights(token, &descending(support)),
+        _ => Ok(support.clone()),
+    }
 }
 
-fn wide_report(support: &Support, u: f64) -> Result<Support, SupportError> {
+fn wide_report(support: &Support, _: &SamplingParams, u: f64) -> Result<Support, SupportError> {
     let entries = descending(support);
     let mut mass = 0.0;
     let kept = entries.iter().take_while(|(_, q)| {
@@ -115,32 +111,5 @@ fn wide_report(support: &Support, u: f64) -> Result<Support, SupportError> {
         inside
     });
     let narrow = kept.count().max(1);
-    match draw(&entries[..narrow.min(entries.len())], u) {
-        Some(token) if support.is_exact() => of_weights(token, &entries),
-        _ => Ok(support.clone()),
-    }
-}
-
-fn without_last(support: &Support, u: f64) -> Result<Support, SupportError> {
-    let entries = descending(support);
-    if !support.is_exact() || entries.len() < 2 {
-        return Ok(support.clone());
-    }
-    let kept = &entries[..entries.len() - 1];
-    draw(kept, u).map_or_else(|| Ok(support.clone()), |token| of_weights(token, kept))
-}
-
-fn as_head(support: &Support, (vocabulary, mass): (u32, f64)) -> Result<Support, SupportError> {
-    if !support.is_exact() || support.ids().len() >= vocabulary as usize {
-        return Ok(support.clone());
-    }
-    let shifted = |log_q: f64| log_q + mass.ln();
-    let Sampled { token, log_q } = support.sampled();
-    let reported = Reported {
-        ids: support.ids().to_vec(),
-        log_q: support.log_q().iter().copied().map(shifted).collect(),
-        log_rest: Some((1.0 - mass).ln()),
-        domain: Domain::Vocabulary(vocabulary),
-    };
-    Support::new(Sampled { token, log_q: shifted(log_q) }, reported)
+    drawn(support, &entries[..narrow.min(entries.len())], u)
 }

@@ -8,13 +8,16 @@ use lockstep_core::{
     delta::FinishReason,
     ports::{DeltaStream, PortError, PortResult, SampleRequest, Sampler, SamplerCapabilities},
     rollout::Request,
-    sampling::Limits,
+    sampling::{Limits, Truncation},
     support::SupportError,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Draws with a uniform number from a report, and reports anew.
-pub(super) type Redraw = fn(&Support, f64) -> Result<Support, SupportError>;
+pub(super) type Redraw = fn(&Support, &SamplingParams, f64) -> Result<Support, SupportError>;
+
+/// The temperature and the filters the inner sampler is asked with.
+pub(super) type Widen = fn(&SamplingParams) -> (f64, Truncation);
 
 /// The inner sampler asked for one token at a time. Where it cannot resume, longer answers pass through as they are.
 pub(super) struct Stepwise {
@@ -22,12 +25,14 @@ pub(super) struct Stepwise {
     pub(super) inner: Arc<dyn Sampler>,
     /// The other draw.
     pub(super) redraw: Redraw,
+    /// Other parameters for the inner sampler.
+    pub(super) widen: Option<Widen>,
 }
 
 impl Stepwise {
     /// The next token of every open request.
     async fn round(&self, open: &mut Vec<SampleRequest>) -> PortResult<Vec<Delta>> {
-        let one_more = open.iter().map(one_more).collect::<PortResult<Vec<_>>>()?;
+        let one_more = open.iter().map(|asked| one_more(asked, self.widen)).collect::<PortResult<Vec<_>>>()?;
         let deltas: Vec<Delta> = self.inner.generate(one_more).await?.try_collect().await?;
         let mut by_rollout: BTreeMap<RolloutId, Delta> =
             deltas.into_iter().filter(|delta| !delta.behavior.is_empty()).map(|delta| (delta.rollout, delta)).collect();
@@ -45,7 +50,8 @@ impl Stepwise {
     fn redrawn(&self, asked: &mut SampleRequest, mut delta: Delta) -> PortResult<Delta> {
         let params = &asked.request.params;
         let u = unit(&[params.seed(), asked.resumed.len() as u64, 0x7e]);
-        let support = (self.redraw)(&delta.behavior.row(0), u).map_err(|error| PortError::Failed(error.to_string()))?;
+        let support =
+            (self.redraw)(&delta.behavior.row(0), params, u).map_err(|error| PortError::Failed(error.to_string()))?;
         let token = support.sampled().token;
         delta.behavior = BehaviorDistribution::default();
         delta.behavior.push(&support);
@@ -60,11 +66,13 @@ fn finish(token: TokenId, length: usize, limits: &Limits) -> Option<FinishReason
     stopped.or((length >= limits.max_new_tokens as usize).then_some(FinishReason::Length))
 }
 
-fn one_more(asked: &SampleRequest) -> PortResult<SampleRequest> {
+fn one_more(asked: &SampleRequest, widen: Option<Widen>) -> PortResult<SampleRequest> {
     let params = &asked.request.params;
     let max_new_tokens = asked.resumed.len() as u32 + 1;
     let limits = Limits { max_new_tokens, ..params.limits().clone() };
-    let params = SamplingParams::new(params.temperature(), *params.truncation(), limits, params.seed())
+    let (temperature, truncation) =
+        widen.map_or_else(|| (params.temperature(), *params.truncation()), |widen| widen(params));
+    let params = SamplingParams::new(temperature, truncation, limits, params.seed())
         .map_err(|error| PortError::Refused(error.to_string()))?;
     Ok(SampleRequest { request: Request { params, ..asked.request.clone() }, resumed: asked.resumed.clone() })
 }

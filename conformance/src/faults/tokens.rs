@@ -1,6 +1,6 @@
 //! Faults of ids: text between sampler and trainer.
 
-use super::mapped::Mapped;
+use super::tampered::{At, reporting};
 use crate::{check::Fault, mix::keyed, target::Target};
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -17,7 +17,7 @@ use std::{collections::BTreeMap, sync::Arc};
 pub const REENCODED_PROMPT: Fault = Fault {
     id: "reencoded-prompt",
     does: "turns the ids it is given into text and back: about half of all pairs become one other id",
-    break_target: |target| reencoding(target, merged),
+    break_target: |target| reencoding(target, |given, _, table| merged(given, table)),
 };
 
 /// Merges ids where two turns meet.
@@ -25,9 +25,63 @@ pub const SEAM_MERGED: Fault = Fault {
     id: "seam-merged",
     does: "joins texts before encoding them: the last two ids it is given become one other",
     break_target: |target| {
-        reencoding(target, |given, table| match given {
+        reencoding(target, |given, _, table| match given {
             [start @ .., a, b] => [start, &[table.joined(*a, *b)]].concat(),
             _ => given.to_vec(),
+        })
+    },
+};
+
+/// Renders the history anew.
+pub const TEMPLATE_REWRITTEN: Fault = Fault {
+    id: "template-rewritten",
+    does: "renders the conversation anew: two ids in the middle of it become others",
+    break_target: |target| {
+        reencoding(target, |given, part, table| {
+            let (mut ids, middle) = (given.to_vec(), given.len() / 2);
+            if part == Part::Prompt && middle + 1 < ids.len() {
+                (ids[middle], ids[middle + 1]) = (table.joined(ids[middle], ids[middle + 1]), ids[middle]);
+            }
+            ids
+        })
+    },
+};
+
+/// Loses an id between turns.
+pub const NEWLINE_LOST: Fault = Fault {
+    id: "newline-lost",
+    does: "loses the id before the last one, as a newline between turns is",
+    break_target: |target| {
+        reencoding(target, |given, part, _| match given {
+            [start @ .., _, last] if part == Part::Prompt => [start, &[*last]].concat(),
+            _ => given.to_vec(),
+        })
+    },
+};
+
+/// Adds an id of its own.
+pub const ID_PREPENDED: Fault = Fault {
+    id: "id-prepended",
+    does: "puts a beginning-of-text id of its own before the ids it is given",
+    break_target: |target| {
+        reencoding(target, |given, part, _| match part {
+            Part::Prompt => [&[TokenId(1)], given].concat(),
+            Part::Resumed => given.to_vec(),
+        })
+    },
+};
+
+/// Keeps an id that has no token.
+pub const PADDED_ID: Fault = Fault {
+    id: "padded-id",
+    does: "keeps, and now and then draws, an id from the padding of the vocabulary",
+    break_target: |target| {
+        let beyond = TokenId(target.ask.defined() + 3);
+        reporting(target, move |support, _| {
+            let Some(&last) = support.ids().last().filter(|_| support.is_exact()) else { return Ok(support.clone()) };
+            let rename = |id: TokenId| if id == last { beyond } else { id };
+            let ids = support.ids().iter().copied().map(rename).collect();
+            Support::exact(rename(support.sampled().token), ids, support.log_q().to_vec())
         })
     },
 };
@@ -36,15 +90,12 @@ pub const SEAM_MERGED: Fault = Fault {
 pub const REENCODED_ANSWER: Fault = Fault {
     id: "reencoded-answer",
     does: "reports the ids of the re-encoded answer: some tokens become another id of their support",
-    break_target: |mut target| {
-        target.sampler = target.sampler.map(|inner| Mapped::supports(inner, renamed));
-        target
-    },
+    break_target: |target| reporting(target, renamed),
 };
 
 /// A made-up tokenizer over a vocabulary.
 #[derive(Debug, Clone, Copy)]
-struct Table {
+pub(super) struct Table {
     vocabulary: u32,
 }
 
@@ -77,8 +128,8 @@ fn merged(given: &[TokenId], table: Table) -> Vec<TokenId> {
     out
 }
 
-fn renamed(support: &Support, (rollout, row): (RolloutId, u64)) -> Result<Support, SupportError> {
-    let key = keyed(&[rollout.plan, u64::from(rollout.index), row]);
+fn renamed(support: &Support, at: At<'_>) -> Result<Support, SupportError> {
+    let key = keyed(&at.key());
     let own = support.sampled().token;
     let other = support.ids().iter().find(|&&id| id != own);
     match other {
@@ -89,9 +140,18 @@ fn renamed(support: &Support, (rollout, row): (RolloutId, u64)) -> Result<Suppor
     }
 }
 
-type Reencode = fn(&[TokenId], Table) -> Vec<TokenId>;
+/// What is re-encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The prompt.
+    Prompt,
+    /// The tokens an answer is resumed from.
+    Resumed,
+}
 
-fn reencoding(mut target: Target, reencode: Reencode) -> Target {
+type Reencode = fn(&[TokenId], Part, Table) -> Vec<TokenId>;
+
+pub(super) fn reencoding(mut target: Target, reencode: Reencode) -> Target {
     let table = Table { vocabulary: target.ask.vocabulary };
     target.sampler = target.sampler.map(|inner| Arc::new(Reencoding { inner, reencode, table }) as _);
     target
@@ -106,13 +166,13 @@ struct Reencoding {
 impl Reencoding {
     /// The same request on other ids, and by how many fewer of them the answer begins.
     fn request(&self, asked: &SampleRequest) -> PortResult<(SampleRequest, u32)> {
-        let resumed = (self.reencode)(&asked.resumed, self.table);
+        let resumed = (self.reencode)(&asked.resumed, Part::Resumed, self.table);
         let saved = (asked.resumed.len() - resumed.len()) as u32;
         let params = &asked.request.params;
         let limits = Limits { max_new_tokens: params.limits().max_new_tokens - saved, ..params.limits().clone() };
         let params = SamplingParams::new(params.temperature(), *params.truncation(), limits, params.seed())
             .map_err(|error| PortError::Refused(error.to_string()))?;
-        let prompt = (self.reencode)(&asked.request.prompt, self.table);
+        let prompt = (self.reencode)(&asked.request.prompt, Part::Prompt, self.table);
         Ok((SampleRequest { request: Request { prompt, params, ..asked.request.clone() }, resumed }, saved))
     }
 }

@@ -16,14 +16,18 @@ pub struct Model {
     /// Their version.
     pub version: WeightVersion,
     logits: Vec<f64>,
+    digest: Digest,
 }
 
 impl Model {
     /// Initial weights.
     pub fn seeded(seed: u64) -> Self {
         let entries = CONTEXTS as u64 * u64::from(VOCABULARY);
-        let logits = (0..entries).map(|entry| SPREAD * normal(&[seed, 0x10d, entry])).collect();
-        Self { version: WeightVersion { epoch: 0, step: 0 }, logits }
+        // In every second row ids share their logits in pairs, so that there are ties to break.
+        let width = u64::from(VOCABULARY);
+        let source = |entry: u64| if (entry / width).is_multiple_of(2) { entry } else { entry / 2 * 2 };
+        let logits = (0..entries).map(|entry| SPREAD * normal(&[seed, 0x10d, source(entry)])).collect();
+        Self::of(WeightVersion { epoch: 0, step: 0 }, logits)
     }
 
     /// The row of a prefix.
@@ -47,7 +51,7 @@ impl Model {
     #[must_use]
     pub fn stepped(&self, gradient: &[f64], rate: f64) -> Self {
         let logits = self.logits.iter().zip(gradient).map(|(logit, gradient)| logit - rate * gradient).collect();
-        Self { version: self.version.next(), logits }
+        Self::of(self.version.next(), logits)
     }
 
     /// A gradient of zeros.
@@ -55,16 +59,25 @@ impl Model {
         vec![0.0; self.logits.len()]
     }
 
+    fn of(version: WeightVersion, logits: Vec<f64>) -> Self {
+        let digest = digest(&logits);
+        Self { version, logits, digest }
+    }
+
     /// Hash of the logits; tells weights apart, is not cryptographic.
     pub fn digest(&self) -> Digest {
-        let bits = self.logits.iter().map(|logit| logit.to_bits());
-        let state = bits.fold(0, |state: u64, bits| mix(state.rotate_left(5) ^ bits));
-        let mut bytes = [0; 32];
-        for (part, chunk) in (0..).zip(bytes.chunks_exact_mut(8)) {
-            chunk.copy_from_slice(&keyed(&[state, part]).to_le_bytes());
-        }
-        Digest(bytes)
+        self.digest
     }
+}
+
+fn digest(logits: &[f64]) -> Digest {
+    let bits = logits.iter().map(|logit| logit.to_bits());
+    let state = bits.fold(0, |state: u64, bits| mix(state.rotate_left(5) ^ bits));
+    let mut bytes = [0; 32];
+    for (part, chunk) in (0..).zip(bytes.chunks_exact_mut(8)) {
+        chunk.copy_from_slice(&keyed(&[state, part]).to_le_bytes());
+    }
+    Digest(bytes)
 }
 
 /// `z - LSE(z)`.

@@ -5,7 +5,7 @@ use crate::mix::unit;
 use async_trait::async_trait;
 use futures_util::stream;
 use lockstep_core::{
-    BehaviorDistribution, Delta, Evidence, RolloutId, SamplerProfile, Stamp, Support, TokenId,
+    BehaviorDistribution, Delta, Evidence, RolloutId, SamplerProfile, Stamp, Support, TokenId, WeightVersion,
     delta::{FinishReason, KvHistory},
     ports::{
         Control, ControlCapabilities, DeltaStream, PortError, PortResult, PublishedWeights, SampleRequest, Sampler,
@@ -14,77 +14,109 @@ use lockstep_core::{
     profile::{Dtypes, FilterName, LogProbMeaning, TieRule},
     support::SupportError,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// Tokens in a delta, at most.
 const CHUNK: usize = 5;
 
-/// Draws from its own copy of the weights.
+/// Draws from its own copy of the weights, a few tokens at a time: as they are asked for.
 #[derive(Debug)]
 pub struct MemorySampler {
+    shared: Arc<Shared>,
+    store: Arc<Store>,
+}
+
+#[derive(Debug)]
+struct Shared {
     held: Mutex<Arc<Model>>,
     paused: Mutex<bool>,
-    store: Arc<Store>,
     spacing: f64,
     profile: Arc<SamplerProfile>,
+}
+
+impl Shared {
+    fn held(&self) -> MutexGuard<'_, Arc<Model>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn paused(&self) -> MutexGuard<'_, bool> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl MemorySampler {
     /// A sampler with these weights, which finds new ones in the store; its logits are multiples of the spacing, 0 for none.
     pub fn new(model: Arc<Model>, store: Arc<Store>, spacing: f64) -> Self {
         let dtype = || "f64".to_owned();
-        let profile = SamplerProfile {
+        let profile = Arc::new(SamplerProfile {
             engine: "memory".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             filters: vec![FilterName::Temperature, FilterName::TopK, FilterName::TopP, FilterName::MinP],
             ties: TieRule::LowerId,
             log_probs: LogProbMeaning::Drawn,
             dtypes: Dtypes { weights: dtype(), activations: dtype(), kv_cache: dtype(), head: dtype() },
-        };
-        Self { held: Mutex::new(model), paused: Mutex::new(false), store, spacing, profile: Arc::new(profile) }
+        });
+        let shared = Shared { held: Mutex::new(model), paused: Mutex::new(false), spacing, profile };
+        Self { shared: Arc::new(shared), store }
     }
 
-    fn held(&self) -> MutexGuard<'_, Arc<Model>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The deltas of one answer, each drawn when it is asked for.
+    pub(super) fn answer(&self, asked: SampleRequest) -> Answer {
+        let prefix = [&asked.request.prompt[..], &asked.resumed].concat();
+        let length = asked.resumed.len();
+        Answer { shared: self.shared.clone(), asked, prefix, length, drawn_by: None, kv: KvHistory::Fresh, over: false }
     }
+}
 
-    /// The deltas of one answer; what it resumes from is conditioned on, not drawn again.
-    pub(super) fn answer(&self, asked: &SampleRequest) -> PortResult<Vec<Delta>> {
-        let model = self.held().clone();
-        let stamp = stamp(&model)?;
-        let limits = asked.request.params.limits();
-        let mut prefix = [&asked.request.prompt[..], &asked.resumed].concat();
-        let start = asked.resumed.len();
-        let (mut supports, mut finish) = (Vec::new(), None);
-        while finish.is_none() {
-            let length = start + supports.len();
-            if length >= limits.max_new_tokens as usize {
-                finish = Some(FinishReason::Length);
-                break;
-            }
-            let support = next((&model, self.spacing), (asked, &prefix, length))
+/// An answer under way; what it resumes from is conditioned on, not drawn again.
+pub(super) struct Answer {
+    shared: Arc<Shared>,
+    asked: SampleRequest,
+    prefix: Vec<TokenId>,
+    length: usize,
+    drawn_by: Option<WeightVersion>,
+    kv: KvHistory,
+    over: bool,
+}
+
+impl Iterator for Answer {
+    type Item = PortResult<Delta>;
+
+    fn next(&mut self) -> Option<PortResult<Delta>> {
+        (!self.over).then(|| self.chunk())
+    }
+}
+
+impl Answer {
+    /// The next few tokens, with the weights held now.
+    fn chunk(&mut self) -> PortResult<Delta> {
+        if *self.shared.paused() {
+            return Err(PortError::Unavailable("the sampler is paused".into()));
+        }
+        let model = self.shared.held().clone();
+        if self.drawn_by.replace(model.version).is_some_and(|version| version != model.version) {
+            self.kv = KvHistory::Recomputed;
+        }
+        let limits = self.asked.request.params.limits().clone();
+        let (start, mut supports, mut finish) = (self.length, Vec::new(), None);
+        while finish.is_none() && supports.len() < CHUNK && self.length < limits.max_new_tokens as usize {
+            let support = next((&model, self.shared.spacing), (&self.asked, &self.prefix, self.length))
                 .map_err(|error| PortError::Failed(error.to_string()))?;
             let token = support.sampled().token;
-            prefix.push(token);
+            self.prefix.push(token);
+            self.length += 1;
             supports.push(support);
             finish = limits.stop.contains(&token).then_some(FinishReason::Stop(token));
         }
-        let delta = |start: usize, behavior| Delta {
-            rollout: asked.request.id,
-            start: start as u32,
-            behavior,
-            stamp: stamp.clone(),
-            kv: KvHistory::Fresh,
-            profile: self.profile.clone(),
-            finish: None,
-        };
-        let mut deltas: Vec<Delta> =
-            (0..).zip(supports.chunks(CHUNK)).map(|(at, chunk)| delta(start + at * CHUNK, columns(chunk))).collect();
-        if deltas.is_empty() {
-            deltas.push(delta(start, BehaviorDistribution::default()));
-        }
-        deltas.iter_mut().last().into_iter().for_each(|last| last.finish = finish);
-        Ok(deltas)
+        let full = self.length >= limits.max_new_tokens as usize;
+        finish = finish.or(full.then_some(FinishReason::Length));
+        self.over = finish.is_some();
+        let (rollout, behavior, stamp) = (self.asked.request.id, columns(&supports), stamp(&model)?);
+        let profile = self.shared.profile.clone();
+        Ok(Delta { rollout, start: start as u32, behavior, stamp, kv: self.kv, profile, finish })
     }
 }
 
@@ -124,32 +156,28 @@ fn stamp(model: &Model) -> PortResult<Stamp> {
 #[async_trait]
 impl Sampler for MemorySampler {
     fn capabilities(&self) -> SamplerCapabilities {
-        SamplerCapabilities { profile: self.profile.clone(), vocabulary: VOCABULARY, resumes: true }
+        SamplerCapabilities { profile: self.shared.profile.clone(), vocabulary: VOCABULARY, resumes: true }
     }
 
     async fn generate(&self, requests: Vec<SampleRequest>) -> PortResult<DeltaStream> {
-        if *self.paused.lock().unwrap_or_else(PoisonError::into_inner) {
+        if *self.shared.paused() {
             return Err(PortError::Unavailable("the sampler is paused".into()));
         }
-        let answers = requests.iter().map(|asked| self.answer(asked)).collect::<PortResult<Vec<_>>>()?;
-        Ok(Box::pin(stream::iter(interleaved(answers).into_iter().map(Ok))))
+        let mut answers: VecDeque<Answer> = requests.into_iter().map(|asked| self.answer(asked)).collect();
+        // A delta of each answer in turn.
+        let deltas = std::iter::from_fn(move || {
+            let mut answer = answers.pop_front()?;
+            let delta = answer.next();
+            if !answer.over && !matches!(delta, Some(Err(_))) {
+                answers.push_back(answer);
+            }
+            delta
+        });
+        Ok(Box::pin(stream::iter(deltas)))
     }
 
     async fn cancel(&self, _: &[RolloutId]) -> PortResult<()> {
         Ok(())
-    }
-}
-
-/// A delta of each answer in turn.
-fn interleaved(answers: Vec<Vec<Delta>>) -> Vec<Delta> {
-    let mut queues: Vec<_> = answers.into_iter().map(Vec::into_iter).collect();
-    let mut out = Vec::new();
-    loop {
-        let round: Vec<Delta> = queues.iter_mut().filter_map(Iterator::next).collect();
-        if round.is_empty() {
-            return out;
-        }
-        out.extend(round);
     }
 }
 
@@ -160,7 +188,7 @@ impl Control for MemorySampler {
     }
 
     async fn pause(&self) -> PortResult<()> {
-        *self.paused.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.shared.paused() = true;
         Ok(())
     }
 
@@ -170,16 +198,16 @@ impl Control for MemorySampler {
             return Err(PortError::Refused(format!("{} does not hold {}", weights.path, weights.version)));
         }
         let stamp = stamp(&model)?;
-        *self.held() = model;
+        *self.shared.held() = model;
         Ok(stamp)
     }
 
     async fn resume(&self) -> PortResult<()> {
-        *self.paused.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.shared.paused() = false;
         Ok(())
     }
 
     async fn version(&self) -> PortResult<Stamp> {
-        stamp(&self.held())
+        stamp(&self.shared.held())
     }
 }

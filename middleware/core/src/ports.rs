@@ -220,6 +220,30 @@ pub struct QueueEntry {
     pub length: u32,
 }
 
+/// What became of a rollout.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// The rollout.
+    pub rollout: RolloutId,
+    /// Its prompt group.
+    pub group: u32,
+    /// Its length in sampled tokens.
+    pub length: u32,
+    /// Whether the token limit ended it.
+    pub cut: bool,
+    /// Its reward.
+    pub reward: f64,
+}
+
+/// What became of everything, as a queue saw it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Outcomes {
+    /// Everything generated and rewarded, in dispatch order.
+    pub generated: Vec<Outcome>,
+    /// Everything trained on, batch by batch.
+    pub trained: Vec<Vec<Outcome>>,
+}
+
 /// What stood between sampler and trainer: what was generated, and what was trained on.
 #[async_trait]
 pub trait Queue: Send + Sync {
@@ -228,4 +252,9 @@ pub trait Queue: Send + Sync {
 
     /// Everything trained on, batch by batch.
     async fn consumed(&self) -> PortResult<Vec<Vec<QueueEntry>>>;
+
+    /// Lengths, ends and rewards of both; refused by a queue that keeps none.
+    async fn outcomes(&self) -> PortResult<Outcomes> {
+        Err(PortError::Refused("the queue keeps no rewards and no finish reasons".into()))
+    }
 }

@@ -2,22 +2,21 @@
 
 use super::{DONE, Outcome, USAGE, print};
 use crate::{
-    client::{SamplerClient, TrainerClient},
+    conformance::outside::{self, Outside},
     progress::{Progress, say},
     queue::LedgerQueue,
 };
 use clap::Args;
-use lockstep_conformance::{Ask, Report, Suite, Target, suite};
-use lockstep_core::{TokenId, ports::Sampler};
-use std::{path::PathBuf, sync::Arc};
+use lockstep_conformance::{NumericClass, Report, Suite, Target, compare, junit, page, suite};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// Arguments of `lockstep conformance`.
 ///
 /// Without addresses the built-in pair is started and checked, through the ports an outside pair would use.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Address of a sampler that speaks lockstep.proto.
-    #[arg(long, value_name = "HOST:PORT")]
+    /// An engine by its URL (vLLM, SGLang, llama.cpp), or a sampler that speaks lockstep.proto by its HOST:PORT.
+    #[arg(long, value_name = "URL")]
     sampler: Option<String>,
     /// Address of a trainer that speaks lockstep.proto.
     #[arg(long, value_name = "HOST:PORT")]
@@ -43,6 +42,24 @@ pub(super) struct Arguments {
     /// Prints the report as JSON.
     #[arg(long)]
     json: bool,
+    /// Writes the report as JUnit XML.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Writes the report as one page of HTML, with plots.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Names the checks that got worse since this report, which --json wrote; the exit code is then 1.
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+    /// Puts every fault on the pair in turn and says whether its own check is red.
+    #[arg(long, conflicts_with_all = ["json", "junit", "html", "compare", "fault"])]
+    self_test: bool,
+    /// The number format an outside pair claims; its numeric term is held against it.
+    #[arg(long, value_enum, default_value = "f32")]
+    numeric: Numeric,
+    /// Seconds an outside pair is waited for, each time.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    patience: u64,
     /// Seed of the questions.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -54,7 +71,7 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
         return Ok(DONE);
     }
     if let Some(id) = &arguments.explain {
-        let explained = Suite::all().get(id).map(|check| print(check.explain()));
+        let explained = Suite::all().get(id).map(|check| print(check.explain));
         return Ok(explained.map_or_else(|| unknown("check", id), |()| DONE));
     }
     let ids: Vec<&str> = arguments.check.iter().map(String::as_str).collect();
@@ -68,18 +85,19 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
         Some(Ok(break_target)) => break_target,
         None => |target| target,
     };
-    let outside = arguments.sampler.is_some() || arguments.trainer.is_some();
-    let report = if outside {
-        examine(&suite, &broken(connect(&arguments).await?)).await
+    let outside = arguments.sampler.is_some() || arguments.trainer.is_some() || arguments.ledger.is_some();
+    if outside {
+        judge(&suite, &arguments, &broken(connect(&arguments).await?)).await
     } else {
-        built_in(&suite, &arguments, broken).await?
-    };
-    if arguments.json {
-        print(&report.json()?);
-    } else {
-        report.table().lines().for_each(print);
+        built_in(&suite, &arguments, broken).await
     }
-    Ok(report.exit_code())
+}
+
+async fn judge(suite: &Suite, arguments: &Arguments, target: &Target) -> Outcome {
+    if arguments.self_test {
+        return Ok(self_test(suite, target).await);
+    }
+    tell(&examine(suite, target).await, arguments)
 }
 
 fn unknown(what: &str, id: &str) -> u8 {
@@ -90,8 +108,8 @@ fn unknown(what: &str, id: &str) -> u8 {
 fn list() -> Vec<String> {
     let suite = Suite::all();
     let lines = suite.checks().flat_map(|check| {
-        let faults = check.faults().into_iter().map(|fault| format!("    fault {}: {}", fault.id, fault.does));
-        std::iter::once(format!("{}: {}", check.id(), check.demand())).chain(faults.collect::<Vec<_>>())
+        let faults = check.faults().map(|fault| format!("    fault {}: {}", fault.id, fault.does));
+        std::iter::once(format!("{}: {}", check.id, check.demand)).chain(faults.collect::<Vec<_>>())
     });
     lines.collect()
 }
@@ -115,48 +133,82 @@ async fn examine(suite: &Suite, target: &Target) -> Report {
 
 /// A pair that runs already.
 async fn connect(arguments: &Arguments) -> Result<Target, Box<dyn std::error::Error + Send + Sync>> {
-    let mut target = Target { ask: Ask { seed: arguments.seed, ..Ask::default() }, ..Target::default() };
-    if let Some(address) = &arguments.sampler {
-        let sampler = Arc::new(SamplerClient::connect(address).await?);
-        target.ask.vocabulary = Sampler::capabilities(&*sampler).vocabulary;
-        target.ask.prompts = some_prompts(target.ask.vocabulary);
-        target.sampler = Some(sampler.clone());
-        target.control = Some(sampler);
-    }
-    if let Some(address) = &arguments.trainer {
-        let trainer = Arc::new(TrainerClient::connect(address).await?);
-        target.scorer = Some(trainer.clone());
-        target.trainer = Some(trainer.clone());
-        target.probe = Some(trainer);
-    }
+    let outside = Outside {
+        sampler: arguments.sampler.clone(),
+        trainer: arguments.trainer.clone(),
+        numeric: arguments.numeric.into(),
+        patience: Duration::from_secs(arguments.patience),
+        seed: arguments.seed,
+    };
+    let mut target = outside::target(&outside).await;
     if let Some(directory) = &arguments.ledger {
         target.queue = Some(Arc::new(LedgerQueue::read(directory)?));
     }
     Ok(target)
 }
 
-/// Four prompts of eight ids spread over the vocabulary.
-fn some_prompts(vocabulary: u32) -> Vec<Vec<TokenId>> {
-    let spread = |at: u32| TokenId(at.wrapping_mul(2_654_435_761) % vocabulary.max(1));
-    (0..4).map(|prompt| (0..8).map(|at| spread(prompt * 8 + at + 1)).collect()).collect()
+/// Writes and prints the report; the exit code, 1 also where a check got worse.
+fn tell(report: &Report, arguments: &Arguments) -> Outcome {
+    if arguments.json {
+        print(&report.json()?);
+    } else {
+        report.table().lines().for_each(print);
+        print(&report.badge());
+    }
+    if let Some(path) = &arguments.junit {
+        std::fs::write(path, junit::junit(report)).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    if let Some(path) = &arguments.html {
+        std::fs::write(path, page::page(report)).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let Some(path) = &arguments.compare else { return Ok(report.exit_code()) };
+    let old = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let old: Report = serde_json::from_str(&old).map_err(|error| format!("{}: {error}", path.display()))?;
+    let worse = compare::regressions(&old, report);
+    worse.iter().for_each(|line| say(&format!("worse: {line}")));
+    Ok(if worse.is_empty() { report.exit_code() } else { 1 })
+}
+
+/// Puts every fault on the pair in turn; 1 where one was not flagged by its own check.
+async fn self_test(suite: &Suite, target: &Target) -> u8 {
+    let mut missed = 0;
+    for (fault, verdict) in suite.self_test(target).await {
+        let flagged = verdict.is_fail();
+        missed += u8::from(!flagged);
+        let word = if flagged { "flagged" } else { "MISSED " };
+        print(&format!("{word}  {:24} {}: {}", fault.id, verdict.word(), verdict.evidence()));
+    }
+    missed.min(1)
+}
+
+/// The number formats, for the command line.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Numeric {
+    F32,
+    Bf16,
+    Fp8Int8,
+    Int4,
+}
+
+impl From<Numeric> for NumericClass {
+    fn from(numeric: Numeric) -> Self {
+        match numeric {
+            Numeric::F32 => Self::F32,
+            Numeric::Bf16 => Self::Bf16,
+            Numeric::Fp8Int8 => Self::Fp8Int8,
+            Numeric::Int4 => Self::Int4,
+        }
+    }
 }
 
 #[cfg(not(feature = "engine"))]
-async fn built_in(
-    _: &Suite,
-    _: &Arguments,
-    _: fn(Target) -> Target,
-) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+async fn built_in(_: &Suite, _: &Arguments, _: fn(Target) -> Target) -> Outcome {
     Err("this build has no built-in pair; give --sampler, --trainer or both".into())
 }
 
 /// The built-in pair: a short run fills its ledger, then it is asked.
 #[cfg(feature = "engine")]
-async fn built_in(
-    suite: &Suite,
-    arguments: &Arguments,
-    broken: fn(Target) -> Target,
-) -> Result<Report, Box<dyn std::error::Error + Send + Sync>> {
+async fn built_in(suite: &Suite, arguments: &Arguments, broken: fn(Target) -> Target) -> Outcome {
     use crate::{built_in::BuiltInPair, conformance::built_in_target, journal::write_whole};
     let config = crate::conformance::configuration(arguments.model.clone(), arguments.seed)?;
     let input = crate::input::Input::open(&config).await?;
@@ -165,5 +217,5 @@ async fn built_in(
     write_whole(&file, &config.to_toml())?;
     let pair = BuiltInPair::start(&input.model, &directory.path().join("weights"), &file).await?;
     let target = built_in_target(&pair, &config, input, directory.path()).await?;
-    Ok(examine(suite, &broken(target)).await)
+    judge(suite, arguments, &broken(target)).await
 }

@@ -3,22 +3,17 @@
 //! Where q = p a wrong centring hides behind p, so the distributions asked about are q, and q mixed with the uniform one.
 
 use crate::{
-    check::{Check, FalseAlarm, Fault, Verdict},
+    check::{Check, FalseAlarm, Finding},
     difference::{self, Difference, Place},
     draw::{self, Shape},
     faults::correction as faults,
     obstacle::{AtPort, Obstacle},
     target::Target,
 };
-use async_trait::async_trait;
 use lockstep_core::{
     Batch, Rollout, Support, TokenId,
     ports::{Probe, ProbeLoss},
 };
-
-/// `correction.gradient`.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Gradient;
 
 /// Largest accepted difference of a gradient entry, times the temperature.
 pub const GRADIENT_ATOL: f64 = 1e-4;
@@ -27,66 +22,44 @@ const WEIGHTS: [f64; 2] = [1.0, 1.75];
 /// At most this many positions of each answer.
 const POSITIONS: usize = 4;
 
-#[async_trait]
-impl Check for Gradient {
-    fn id(&self) -> &'static str {
-        "correction.gradient"
-    }
+/// `correction.gradient`.
+pub const GRADIENT: Check = Check {
+    id: "correction.gradient",
+    demand: "with centring c = w q on an exact support the gradient of a token's logits is -(A w / T)(e_a - q), whatever p is",
+    cost: |target| draw::cost(&target.ask, 1, target.ask.max_new_tokens),
+    false_alarm: FalseAlarm::NONE,
+    explain: include_str!("../../../explain/correction_gradient.md"),
+    cases: &["verl-project/verl#4252", "THUDM/slime#179"],
+    fault: faults::RAW_CENTRED,
+    extra_faults: &[faults::DOUBLE_CORRECTION, faults::TEMPERATURE_FORGOTTEN],
+    examine: |target| Box::pin(examine(target)),
+};
 
-    fn demand(&self) -> &'static str {
-        "with centring c = w q on an exact support the gradient of a token's logits is -(A w / T)(e_a - q), whatever p is"
+async fn examine(target: &Target) -> Result<Finding, Obstacle> {
+    let probe = target.probe()?.as_ref();
+    let shape = Shape { question: 0xc0, answers: 1, max_new_tokens: target.ask.max_new_tokens };
+    let batch = draw::sample(target, shape).await?;
+    let questions = questions(&batch);
+    if questions.is_empty() {
+        let reason = format!("none of {} tokens has an exact support of two ids or more", batch.tokens());
+        return Err(Obstacle::Unclear(reason));
     }
-
-    fn cost(&self, target: &Target) -> u64 {
-        draw::cost(&target.ask, 1, target.ask.max_new_tokens)
+    let mut found = Difference::default();
+    for question in &questions {
+        question.ask(probe, &mut found).await?;
     }
-
-    fn false_alarm(&self) -> FalseAlarm {
-        FalseAlarm { probability: 0.0, why: "an identity, within rounding" }
-    }
-
-    fn explain(&self) -> &'static str {
-        include_str!("../../explain/correction_gradient.md")
-    }
-
-    fn cases(&self) -> &'static [&'static str] {
-        &["verl-project/verl#4252", "THUDM/slime#179"]
-    }
-
-    fn fault(&self) -> Fault {
-        faults::RAW_CENTRED
-    }
-
-    fn extra_faults(&self) -> Vec<Fault> {
-        vec![faults::DOUBLE_CORRECTION, faults::TEMPERATURE_FORGOTTEN]
-    }
-
-    async fn examine(&self, target: &Target) -> Result<Verdict, Obstacle> {
-        let probe = target.probe()?.as_ref();
-        let shape = Shape { question: 0xc0, answers: 1, max_new_tokens: target.ask.max_new_tokens };
-        let batch = draw::sample(target, shape).await?;
-        let questions = questions(&batch);
-        if questions.is_empty() {
-            let reason = format!("none of {} tokens has an exact support of two ids or more", batch.tokens());
-            return Err(Obstacle::Unclear(reason));
-        }
-        let mut found = Difference::default();
-        for question in &questions {
-            question.ask(probe, &mut found).await?;
-        }
-        Ok(Verdict::of(
-            found.max_abs <= GRADIENT_ATOL,
-            format!(
-                "{} gradients, {} entries: T times the distance from -(w / T)(e_a - q) is at most {:.1e} at rollout {} \
-                 token {} (allowed {GRADIENT_ATOL:.0e})",
-                questions.len(),
-                found.count,
-                found.max_abs,
-                found.at.rollout,
-                found.at.position
-            ),
-        ))
-    }
+    Ok(Finding::of(
+        found.max_abs <= GRADIENT_ATOL,
+        format!(
+            "{} gradients, {} entries: T times the distance from -(w / T)(e_a - q) is at most {:.1e} at rollout {} \
+             token {} (allowed {GRADIENT_ATOL:.0e})",
+            questions.len(),
+            found.count,
+            found.max_abs,
+            found.at.rollout,
+            found.at.position
+        ),
+    ))
 }
 
 /// A loss, and the distribution its centring was made from.
@@ -133,7 +106,7 @@ fn questions(batch: &Batch) -> Vec<Question> {
 }
 
 /// q with a share of the uniform distribution over its support; sums to 1 whatever f32 has lost.
-fn mixed(support: &Support, share: f64) -> Vec<f64> {
+pub(super) fn mixed(support: &Support, share: f64) -> Vec<f64> {
     let q: Vec<f64> = support.log_q().iter().map(|log_q| log_q.exp()).collect();
     let (total, each) = (q.iter().sum::<f64>(), 1.0 / q.len() as f64);
     q.iter().map(|q| (1.0 - share) * q / total + share * each).collect()

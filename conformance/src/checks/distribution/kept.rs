@@ -14,15 +14,19 @@ use lockstep_core::{
 
 /// Mass of one kept set.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct KeptMass {
+pub(in crate::checks) struct KeptMass {
     /// Of all its ids.
-    pub(crate) mass: f64,
+    pub(in crate::checks) mass: f64,
     /// Of its least likely id.
-    pub(crate) smallest: f64,
+    pub(in crate::checks) smallest: f64,
 }
 
 /// Masses of the kept sets of a batch at the temperature its top-p filter saw.
-pub(crate) async fn masses(target: &Target, batch: &Batch, version: WeightVersion) -> Result<Vec<KeptMass>, Obstacle> {
+pub(in crate::checks) async fn masses(
+    target: &Target,
+    batch: &Batch,
+    version: WeightVersion,
+) -> Result<Vec<KeptMass>, Obstacle> {
     let asked = as_heads(target, batch)?;
     let scored = draw::score(target.scorer()?.as_ref(), &asked, version).await?;
     let rows = crate::difference::rows(&asked, &scored).filter(|row| !row.support.is_exact());
@@ -36,11 +40,20 @@ pub(crate) async fn masses(target: &Target, batch: &Batch, version: WeightVersio
 /// The same answers, every kept set as a head of half the mass.
 fn as_heads(target: &Target, batch: &Batch) -> Result<Batch, Obstacle> {
     let vocabulary = target.sampler()?.capabilities().vocabulary;
+    let told = |support: &Support| head(support, vocabulary);
+    retold(batch, (temperature_at_top_p, Truncation::NONE), told)
+}
+
+/// The same tokens as answers to other parameters and with other supports, to ask a scorer about them.
+pub(in crate::checks) fn retold(
+    batch: &Batch,
+    (temperature, truncation): (impl Fn(&Rollout) -> f64, Truncation),
+    told: impl Fn(&Support) -> Result<Support, SupportError>,
+) -> Result<Batch, Obstacle> {
     let mut groups = Vec::new();
     for rollout in batch.rollouts() {
-        let temperature = temperature_at_top_p(rollout);
         let limits = rollout.params().limits().clone();
-        let params = SamplingParams::new(temperature, Truncation::NONE, limits, rollout.params().seed())?;
+        let params = SamplingParams::new(temperature(rollout), truncation, limits, rollout.params().seed())?;
         groups.push(PromptGroup { prompt: rollout.prompt().to_vec(), answers: vec![params] });
     }
     let mut plan = BatchPlan::open(keyed(&[batch.plan(), 0x6b]) >> 32, groups)?;
@@ -50,7 +63,7 @@ fn as_heads(target: &Target, batch: &Batch) -> Result<Batch, Obstacle> {
             deltas.push(Delta {
                 rollout: request.id,
                 start,
-                behavior: heads(segment, vocabulary)?,
+                behavior: each(segment, &told)?,
                 stamp: segment.stamp.clone(),
                 kv: segment.kv,
                 profile: segment.profile.clone(),
@@ -76,10 +89,13 @@ fn temperature_at_top_p(rollout: &Rollout) -> f64 {
     }
 }
 
-fn heads(segment: &Segment, vocabulary: u32) -> Result<BehaviorDistribution, SupportError> {
+fn each(
+    segment: &Segment,
+    told: impl Fn(&Support) -> Result<Support, SupportError>,
+) -> Result<BehaviorDistribution, SupportError> {
     let mut behavior = BehaviorDistribution::default();
     for support in segment.behavior.rows() {
-        behavior.push(&head(&support, vocabulary)?);
+        behavior.push(&told(&support)?);
     }
     Ok(behavior)
 }

@@ -1,7 +1,7 @@
 //! The lag term: exactly zero at equal versions, and taken against the version that drew the tokens ever after.
 
 use crate::{
-    check::{Check, FalseAlarm, Fault, Verdict},
+    check::{Check, FalseAlarm, Finding, Verdict},
     difference::{self, Difference},
     draw::{self, Shape},
     faults::lag as faults,
@@ -9,17 +9,12 @@ use crate::{
     target::Target,
     training,
 };
-use async_trait::async_trait;
 use lockstep_core::{
     Batch,
     dlc::{EssReport, LagRatio, Rule, decompose, decompose::TokenLogProbs, ess::DEFAULT_HORIZON},
     ports::StepReport,
     score::{ScoredAt, select},
 };
-
-/// `lag.zero`.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Zero;
 
 const ANSWERS: u32 = 4;
 /// At most this many updates to move the log-probs visibly.
@@ -29,73 +24,48 @@ const ESS_ATOL: f64 = 0.02;
 /// Rounding of a log-prob to f32; a change below it is none.
 const SMALLEST_CHANGE: f64 = 1e-5;
 
-#[async_trait]
-impl Check for Zero {
-    fn id(&self) -> &'static str {
-        "lag.zero"
-    }
+/// `lag.zero`.
+pub const ZERO: Check = Check {
+    id: "lag.zero",
+    demand: "the lag is zero at equal versions, and after an update it is measured against the version that drew the tokens",
+    cost: |target| draw::cost(&target.ask, ANSWERS, target.ask.max_new_tokens),
+    false_alarm: FalseAlarm::NONE,
+    explain: include_str!("../../../explain/lag_zero.md"),
+    cases: &["inclusionAI/AReaL#201", "radixark/miles#1829", "THUDM/slime#179"],
+    fault: faults::SCORED_NOW,
+    extra_faults: &[faults::RATIO_OF_ONE, faults::ROUNDED_SNAPSHOT, faults::UNREPEATABLE_SCORES],
+    examine: |target| Box::pin(examine(target)),
+};
 
-    fn demand(&self) -> &'static str {
-        "the lag is zero at equal versions, and after an update it is measured against the version that drew the tokens"
+async fn examine(target: &Target) -> Result<Finding, Obstacle> {
+    let (trainer, scorer) = (target.trainer()?, target.scorer()?.as_ref());
+    training::needs_snapshots(target)?;
+    let now = training::synchronise(target).await?;
+    let shape = Shape { question: 0x1a, answers: ANSWERS, max_new_tokens: target.ask.max_new_tokens };
+    let batch = draw::sample(target, shape).await?;
+    let version = draw::version_of(&batch)?;
+    if version != now {
+        let reason = format!("the sampler draws at {version}, the trainer is at {now}, and nothing makes them equal");
+        return Err(Obstacle::Unclear(reason));
     }
-
-    fn cost(&self, target: &Target) -> u64 {
-        draw::cost(&target.ask, ANSWERS, target.ask.max_new_tokens)
-    }
-
-    fn false_alarm(&self) -> FalseAlarm {
-        FalseAlarm {
-            probability: 0.0,
-            why: "equality, or a bound on rounding where the trainer does not repeat itself",
+    let first = draw::score(scorer, &batch, version).await?;
+    let again = draw::score(scorer, &batch, version).await?;
+    let log_s = select(&batch, std::slice::from_ref(&first))?;
+    let fresh = training::step(target, &batch, &log_s, Rule::dlc()).await?;
+    let after = draw::score(scorer, &batch, version).await?;
+    let log_s = select(&batch, std::slice::from_ref(&after))?;
+    let mut moved = draw::score(scorer, &batch, fresh.after).await?;
+    let mut stale = training::step(target, &batch, &log_s, Rule::dlc()).await?;
+    for _ in 2..STEPS {
+        if Lags::of(&batch, &first, &moved)?.sizes.max_abs > visible(target) {
+            break;
         }
+        moved = draw::score(scorer, &batch, stale.after).await?;
+        stale = training::step(target, &batch, &log_s, Rule::dlc()).await?;
     }
-
-    fn explain(&self) -> &'static str {
-        include_str!("../../explain/lag_zero.md")
-    }
-
-    fn cases(&self) -> &'static [&'static str] {
-        &["inclusionAI/AReaL#201", "radixark/miles#1829", "THUDM/slime#179", "huggingface/trl#5231"]
-    }
-
-    fn fault(&self) -> Fault {
-        faults::SCORED_NOW
-    }
-
-    fn extra_faults(&self) -> Vec<Fault> {
-        vec![faults::RATIO_OF_ONE, faults::ROUNDED_SNAPSHOT, faults::ESS_AS_COUNT]
-    }
-
-    async fn examine(&self, target: &Target) -> Result<Verdict, Obstacle> {
-        let (trainer, scorer) = (target.trainer()?, target.scorer()?.as_ref());
-        training::needs_snapshots(target)?;
-        let now = training::synchronise(target).await?;
-        let shape = Shape { question: 0x1a, answers: ANSWERS, max_new_tokens: target.ask.max_new_tokens };
-        let batch = draw::sample(target, shape).await?;
-        let version = draw::version_of(&batch)?;
-        if version != now {
-            let reason =
-                format!("the sampler draws at {version}, the trainer is at {now}, and nothing makes them equal");
-            return Err(Obstacle::Unclear(reason));
-        }
-        let first = draw::score(scorer, &batch, version).await?;
-        let again = draw::score(scorer, &batch, version).await?;
-        let log_s = select(&batch, std::slice::from_ref(&first))?;
-        let fresh = training::step(target, &batch, &log_s, Rule::dlc()).await?;
-        let after = draw::score(scorer, &batch, version).await?;
-        let log_s = select(&batch, std::slice::from_ref(&after))?;
-        let mut moved = draw::score(scorer, &batch, fresh.after).await?;
-        let mut stale = training::step(target, &batch, &log_s, Rule::dlc()).await?;
-        for _ in 2..STEPS {
-            if Lags::of(&batch, &first, &moved)?.sizes.max_abs > visible(target) {
-                break;
-            }
-            moved = draw::score(scorer, &batch, stale.after).await?;
-            stale = training::step(target, &batch, &log_s, Rule::dlc()).await?;
-        }
-        trainer.retain(&[version]).await.at("trainer")?;
-        Findings { batch: &batch, scores: [&first, &again, &after, &moved], fresh: &fresh, stale: &stale }.judge(target)
-    }
+    trainer.retain(&[version]).await.at("trainer")?;
+    let found = Findings { batch: &batch, scores: [&first, &again, &after, &moved], fresh: &fresh, stale: &stale };
+    found.judge(target).map(Finding::from)
 }
 
 /// What was measured.

@@ -1,76 +1,50 @@
 //! Fix 3: what was dispatched together is trained on together.
 
 use crate::{
-    check::{Check, FalseAlarm, Fault, Verdict},
+    check::{Check, FalseAlarm, Finding, Verdict},
     faults::queue as faults,
     obstacle::{AtPort, Obstacle},
     target::Target,
 };
-use async_trait::async_trait;
 use lockstep_core::{RolloutId, ports::QueueEntry};
 use std::collections::BTreeMap;
 
 /// `batch.membership`.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Membership;
+pub const MEMBERSHIP: Check = Check {
+    id: "batch.membership",
+    demand: "every batch trained on is one dispatched plan, whole, once, in dispatch order, whatever its lengths and rewards",
+    cost: |_| 0,
+    false_alarm: FalseAlarm::NONE,
+    explain: include_str!("../../../explain/batch_membership.md"),
+    cases: &[
+        "thinking-machines-lab/tinker-cookbook#822",
+        "NVIDIA-NeMo/RL#3665",
+        "PrimeIntellect-ai/prime-rl#2960",
+        "areal-project/AReaL#450",
+        "verl-project/verl-recipe#125",
+        "THUDM/slime#2092",
+    ],
+    fault: faults::FIRST_FINISHED,
+    extra_faults: &[
+        faults::AGED_OUT,
+        faults::FILTERED,
+        faults::TRAINED_TWICE,
+        faults::CUT_SHORT,
+        faults::GROUP_CANCELLED,
+        faults::RESAMPLED,
+    ],
+    examine: |target| Box::pin(examine(target)),
+};
 
-#[async_trait]
-impl Check for Membership {
-    fn id(&self) -> &'static str {
-        "batch.membership"
+async fn examine(target: &Target) -> Result<Finding, Obstacle> {
+    let queue = target.queue()?;
+    let generated = queue.generated().await.at("queue")?;
+    let consumed = queue.consumed().await.at("queue")?;
+    if consumed.iter().all(Vec::is_empty) {
+        let reason = format!("{} rollouts were generated, none was trained on", generated.len());
+        return Err(Obstacle::Unclear(reason));
     }
-
-    fn demand(&self) -> &'static str {
-        "every batch trained on is one dispatched plan, whole, once, in dispatch order, whatever its lengths and rewards"
-    }
-
-    fn cost(&self, _: &Target) -> u64 {
-        0
-    }
-
-    fn false_alarm(&self) -> FalseAlarm {
-        FalseAlarm { probability: 0.0, why: "equality of ids and lengths" }
-    }
-
-    fn explain(&self) -> &'static str {
-        include_str!("../../explain/batch_membership.md")
-    }
-
-    fn cases(&self) -> &'static [&'static str] {
-        &[
-            "thinking-machines-lab/tinker-cookbook#822",
-            "NVIDIA-NeMo/RL#3665",
-            "PrimeIntellect-ai/prime-rl#2960",
-            "areal-project/AReaL#450",
-            "verl-project/verl-recipe#125",
-        ]
-    }
-
-    fn fault(&self) -> Fault {
-        faults::FIRST_FINISHED
-    }
-
-    fn extra_faults(&self) -> Vec<Fault> {
-        vec![
-            faults::AGED_OUT,
-            faults::FILTERED,
-            faults::ZERO_VARIANCE,
-            faults::RESAMPLED,
-            faults::TRAINED_TWICE,
-            faults::CUT_SHORT,
-        ]
-    }
-
-    async fn examine(&self, target: &Target) -> Result<Verdict, Obstacle> {
-        let queue = target.queue()?;
-        let generated = queue.generated().await.at("queue")?;
-        let consumed = queue.consumed().await.at("queue")?;
-        if consumed.iter().all(Vec::is_empty) {
-            let reason = format!("{} rollouts were generated, none was trained on", generated.len());
-            return Err(Obstacle::Unclear(reason));
-        }
-        Ok(judge(&by_plan(&generated), &consumed))
-    }
+    Ok(judge(&by_plan(&generated), &consumed).into())
 }
 
 /// The plans in dispatch order, each with its rollouts in dispatch order.

@@ -1,23 +1,18 @@
 //! Fix 2: the ids that go in are the ids conditioned on, and the ids that come out are the ids trained on.
 
 use crate::{
-    check::{Check, FalseAlarm, Fault, Verdict},
+    check::{Check, FalseAlarm, Finding},
+    checks::question,
     difference::{self, Difference, Row},
     draw::{self, Shape},
     faults::tokens as faults,
-    mix::pick,
     obstacle::Obstacle,
     target::{Ask, Target},
 };
-use async_trait::async_trait;
 use lockstep_core::{
     Batch, BehaviorDistribution, Delta, Rollout, Support, TokenId, delta::FinishReason, ports::SampleRequest,
     rollout::Request,
 };
-
-/// `tokens.identity`.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Identity;
 
 /// Prompts of random ids.
 const PROMPTS: u32 = 6;
@@ -26,68 +21,57 @@ const IDS: u32 = 12;
 /// Tokens sampled after each.
 const CONTINUED: u32 = 4;
 
-#[async_trait]
-impl Check for Identity {
-    fn id(&self) -> &'static str {
-        "tokens.identity"
-    }
-
-    fn demand(&self) -> &'static str {
-        "ids in are the ids conditioned on and ids out are the ids trained on, also where text would round to other ids"
-    }
-
-    fn cost(&self, target: &Target) -> u64 {
+/// `tokens.identity`.
+pub const IDENTITY: Check = Check {
+    id: "tokens.identity",
+    demand: "ids in are the ids conditioned on and ids out are the ids trained on, also where text would round to other ids",
+    cost: |target| {
         let prompts = u64::from(PROMPTS) + target.ask.drifting.len() as u64;
         2 * prompts * u64::from(CONTINUED) + draw::cost(&target.ask, 1, target.ask.max_new_tokens)
-    }
+    },
+    false_alarm: FalseAlarm::NONE,
+    explain: include_str!("../../../explain/tokens_identity.md"),
+    cases: &[
+        "rllm-org/rllm#272",
+        "huggingface/trl#5224",
+        "verl-project/verl#6719",
+        "ai-dynamo/dynamo#8630",
+        "microsoft/agent-lightning#44",
+        "THUDM/slime#2213",
+        "verl-project/verl#6501",
+        "NVIDIA-NeMo/labs-molt#20",
+        "PrimeIntellect-ai/prime-rl#1334",
+    ],
+    fault: faults::REENCODED_PROMPT,
+    extra_faults: &[
+        faults::REENCODED_ANSWER,
+        faults::SEAM_MERGED,
+        faults::TEMPLATE_REWRITTEN,
+        faults::NEWLINE_LOST,
+        faults::ID_PREPENDED,
+    ],
+    examine: |target| Box::pin(examine(target)),
+};
 
-    fn false_alarm(&self) -> FalseAlarm {
-        FalseAlarm { probability: 0.0, why: "a bound on rounding, not a statistical test" }
+async fn examine(target: &Target) -> Result<Finding, Obstacle> {
+    target.scorer()?;
+    let odd = odd_ids(&target.ask);
+    let shape = |question, max_new_tokens| Shape { question, answers: 1, max_new_tokens };
+    let answers = draw::sample(target, shape(0x71, target.ask.max_new_tokens)).await?;
+    let plan = target.ask.plan(&odd, shape(0x72, CONTINUED))?;
+    let prompted = draw::answer(target, plan).await?;
+    let mut parts =
+        vec![("answers", compare(target, &answers).await?), ("odd prompts", compare(target, &prompted).await?)];
+    if target.sampler()?.capabilities().resumes {
+        parts.push(("resumed", compare(target, &resumed(target, &odd).await?).await?));
     }
-
-    fn explain(&self) -> &'static str {
-        include_str!("../../explain/tokens_identity.md")
+    if let Some((name, _)) = parts.iter().find(|(_, found)| found.count == 0) {
+        return Err(Obstacle::Unclear(format!("{name}: no token had a choice, so no log-prob shows its prefix")));
     }
-
-    fn cases(&self) -> &'static [&'static str] {
-        &[
-            "rllm-org/rllm#272",
-            "huggingface/trl#5224",
-            "verl-project/verl#6719",
-            "ai-dynamo/dynamo#8630",
-            "microsoft/agent-lightning#44",
-            "THUDM/slime#2213",
-        ]
-    }
-
-    fn fault(&self) -> Fault {
-        faults::REENCODED_PROMPT
-    }
-
-    fn extra_faults(&self) -> Vec<Fault> {
-        vec![faults::REENCODED_ANSWER, faults::SEAM_MERGED]
-    }
-
-    async fn examine(&self, target: &Target) -> Result<Verdict, Obstacle> {
-        target.scorer()?;
-        let odd = odd_ids(&target.ask);
-        let shape = |question, max_new_tokens| Shape { question, answers: 1, max_new_tokens };
-        let answers = draw::sample(target, shape(0x71, target.ask.max_new_tokens)).await?;
-        let plan = target.ask.plan(&odd, shape(0x72, CONTINUED))?;
-        let prompted = draw::answer(target, plan).await?;
-        let mut parts =
-            vec![("answers", compare(target, &answers).await?), ("odd prompts", compare(target, &prompted).await?)];
-        if target.sampler()?.capabilities().resumes {
-            parts.push(("resumed", compare(target, &resumed(target, &odd).await?).await?));
-        }
-        if let Some((name, _)) = parts.iter().find(|(_, found)| found.count == 0) {
-            return Err(Obstacle::Unclear(format!("{name}: no token had a choice, so no log-prob shows its prefix")));
-        }
-        Ok(judge(target, &parts))
-    }
+    Ok(judge(target, &parts))
 }
 
-fn judge(target: &Target, parts: &[(&str, Difference)]) -> Verdict {
+fn judge(target: &Target, parts: &[(&str, Difference)]) -> Finding {
     let tolerance = target.numeric.tolerance();
     let line = |(name, found): &(&str, Difference)| {
         format!("{name}: {} entries, mean abs {:.1e}, max abs {:.1e}", found.count, found.mean_abs(), found.max_abs)
@@ -97,22 +81,14 @@ fn judge(target: &Target, parts: &[(&str, Difference)]) -> Verdict {
         evidence.push_str("; the sampler does not resume");
     }
     evidence.push_str(&format!(" ({} allows {:.0e})", target.numeric, tolerance.max_abs));
-    Verdict::of(parts.iter().all(|(_, found)| tolerance.holds(found.mean_abs(), found.max_abs)), evidence)
+    Finding::of(parts.iter().all(|(_, found)| tolerance.holds(found.mean_abs(), found.max_abs)), evidence)
 }
 
 /// Id sequences hardly any tokenizer would have written: random ones, and the target's own.
 fn odd_ids(ask: &Ask) -> Vec<Vec<TokenId>> {
-    let id = |prompt: u32, at: u32| {
-        let drawn = (0..64).map(|attempt| {
-            let parts = [ask.seed, 0x0dd, u64::from(prompt), u64::from(at), attempt];
-            TokenId(pick(ask.vocabulary, &parts))
-        });
-        drawn.into_iter().find(|id| !ask.stop.contains(id)).unwrap_or(TokenId(0))
-    };
-    let random = (0..PROMPTS).map(|prompt| (0..IDS).map(|at| id(prompt, at)).collect());
     let prompt = ask.prompts.first().cloned().unwrap_or_default();
     let drifting = ask.drifting.iter().map(|ids| [&prompt[..], ids].concat());
-    random.chain(drifting).collect()
+    question::random_prompts(ask, PROMPTS, IDS).into_iter().chain(drifting).collect()
 }
 
 /// Answers to the first prompt whose first tokens are given.

@@ -1,0 +1,5 @@
+//! Fix 2: token ids in, token ids out.
+
+pub mod ends;
+pub mod identity;
+pub mod vocabulary;
