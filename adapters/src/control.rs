@@ -59,7 +59,7 @@ impl EngineControl {
         self.post("/update_weights_from_disk", body).await.map(drop)
     }
 
-    async fn label(&self) -> PortResult<String> {
+    pub(crate) async fn label(&self) -> PortResult<String> {
         let path = if self.is_vllm() { "/weight_info" } else { "/model_info" };
         let reply = self.link.http.get(path).await?;
         let label = reply.get("weight_version").and_then(Value::as_str).map(str::to_owned);

@@ -52,6 +52,8 @@ pub struct Engine {
     pub vocabulary: u32,
     /// What the probe found.
     pub findings: Vec<Finding>,
+    link: Arc<Link>,
+    labels: Option<Arc<EngineControl>>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -64,11 +66,32 @@ impl std::fmt::Debug for Engine {
             .field("vocabulary", vocabulary)
             .field("controlled", &controlled)
             .field("findings", findings)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
 impl Engine {
+    /// A weight update that does not pass through [`Engine::control`] begins: until it has ended, tokens wait for the spans of
+    /// their reply.
+    pub fn update_begins(&self) {
+        self.link.lock().updates += 1;
+    }
+
+    /// That update has ended, well or badly: the engine is asked for its label.
+    ///
+    /// # Errors
+    /// An engine that does not say its label; what it draws is then undeclared until its replies say more.
+    pub async fn update_ended(&self) -> PortResult<()> {
+        let label = match &self.labels {
+            Some(control) => control.label().await.map(Some),
+            None => Ok(None),
+        };
+        let mut known = self.link.lock();
+        known.updates += 1;
+        known.label = label.clone().ok().flatten();
+        label.map(drop)
+    }
+
     /// The control plane, or the reason why there is none.
     ///
     /// # Errors
@@ -114,8 +137,9 @@ pub async fn connect(address: &str, options: &Options) -> Result<Arc<Engine>, Ad
         versions: probed.versions,
         weights: Mutex::new(Weights { label: probed.label, updates: 0 }),
     });
-    let control = probed.control.then(|| Arc::new(EngineControl::new(link.clone())) as Arc<dyn Control>);
-    let sampler: Arc<dyn Sampler> = Arc::new(EngineSampler::new(link));
+    let labels = probed.control.then(|| Arc::new(EngineControl::new(link.clone())));
+    let control = labels.clone().map(|control| control as Arc<dyn Control>);
+    let sampler: Arc<dyn Sampler> = Arc::new(EngineSampler::new(link.clone()));
     let (vocabulary, findings) = (probed.vocabulary, probed.findings);
-    Ok(Arc::new(Engine { sampler, control, kind, profile, vocabulary, findings }))
+    Ok(Arc::new(Engine { sampler, control, kind, profile, vocabulary, findings, link, labels }))
 }

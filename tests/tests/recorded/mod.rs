@@ -72,6 +72,7 @@ fn plans(records: Vec<Record>) -> Vec<Plan> {
             Record::Dispatch { .. } | Record::Sent(_) | Record::Resumed { .. } => {}
             record @ (Record::RewardFailed { .. }
             | Record::PlanReserved { .. }
+            | Record::Session(_)
             | Record::Dispatched(_)
             | Record::Trained { .. }) => panic!("not of a demo: {record}"),
         }
