@@ -17,8 +17,9 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     name.push(".tmp");
     let temporary = path.with_file_name(name);
     let mut file = File::create(&temporary).map_err(|e| error(&temporary, e))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| error(&temporary, e))?;
-    std::fs::rename(&temporary, path).map_err(|e| error(path, e))?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| error(&temporary, e));
+    let renamed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(|e| error(path, e)));
+    renamed.inspect_err(|_| drop(std::fs::remove_file(&temporary)))?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| error(folder, e))
 }
