@@ -188,7 +188,7 @@ async fn drawn_again(directory: &Path, plan: &Plan) -> Vec<Rollout> {
     let ledger = tempfile::tempdir().expect("there is room for a temporary directory");
     let (ledger, _) = Ledger::open(ledger.path()).unwrap_or_else(|error| panic!("{error}"));
     let station = Station { name: "engine".into(), sampler: Arc::new(sampler), slots: u32::MAX };
-    let settings = Settings { rules: Rules::default(), lease: Duration::from_secs(600) };
+    let settings = Settings { rules: Rules::default(), lease: Duration::from_secs(600), first: 0 };
     let begun = (ledger, History::default(), WeightVersion { epoch: 0, step: 0 });
     let driver = Driver::start(settings, vec![station], Arc::new(|_| Outcome::Reward(0.0)), begun);
     let mut driver = driver.unwrap_or_else(|error| panic!("{error}"));

@@ -193,7 +193,7 @@ class Finish(_message.Message):
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     stop: int
     length: bool
-    def __init__(self, stop: _Optional[int] = ..., length: bool = ...) -> None: ...
+    def __init__(self, stop: _Optional[int] = ..., length: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("rollout", "start", "behavior", "stamp", "kv", "profile", "finish")
@@ -227,7 +227,7 @@ class SamplerDescription(_message.Message):
     vocabulary: int
     resumes: bool
     digest: bool
-    def __init__(self, profile: _Optional[_Union[SamplerProfile, _Mapping]] = ..., vocabulary: _Optional[int] = ..., resumes: bool = ..., digest: bool = ...) -> None: ...
+    def __init__(self, profile: _Optional[_Union[SamplerProfile, _Mapping]] = ..., vocabulary: _Optional[int] = ..., resumes: _Optional[bool] = ..., digest: _Optional[bool] = ...) -> None: ...
 
 class SampleRequests(_message.Message):
     __slots__ = ("requests",)
@@ -273,7 +273,7 @@ class TrainerDescription(_message.Message):
     version: WeightVersion
     live: _containers.RepeatedCompositeFieldContainer[WeightVersion]
     snapshots: bool
-    def __init__(self, version: _Optional[_Union[WeightVersion, _Mapping]] = ..., live: _Optional[_Iterable[_Union[WeightVersion, _Mapping]]] = ..., snapshots: bool = ...) -> None: ...
+    def __init__(self, version: _Optional[_Union[WeightVersion, _Mapping]] = ..., live: _Optional[_Iterable[_Union[WeightVersion, _Mapping]]] = ..., snapshots: _Optional[bool] = ...) -> None: ...
 
 class WeightVersions(_message.Message):
     __slots__ = ("versions",)
@@ -324,12 +324,14 @@ class StepOptions(_message.Message):
     def __init__(self, rule: _Optional[_Union[Rule, _Mapping]] = ..., horizon: _Optional[int] = ...) -> None: ...
 
 class Rule(_message.Message):
-    __slots__ = ("uncorrected", "dlc")
+    __slots__ = ("uncorrected", "dlc", "method")
     UNCORRECTED_FIELD_NUMBER: _ClassVar[int]
     DLC_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
     uncorrected: Empty
     dlc: Dlc
-    def __init__(self, uncorrected: _Optional[_Union[Empty, _Mapping]] = ..., dlc: _Optional[_Union[Dlc, _Mapping]] = ...) -> None: ...
+    method: str
+    def __init__(self, uncorrected: _Optional[_Union[Empty, _Mapping]] = ..., dlc: _Optional[_Union[Dlc, _Mapping]] = ..., method: _Optional[str] = ...) -> None: ...
 
 class Dlc(_message.Message):
     __slots__ = ("clip_low", "clip_high", "tail")
@@ -362,16 +364,32 @@ class ScoreChunk(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[_Union[Scores, _Mapping]]] = ...) -> None: ...
 
 class Term(_message.Message):
-    __slots__ = ("mean", "k3", "max_abs", "kl")
+    __slots__ = ("mean", "k3", "max_abs", "kl", "k2", "chi2", "mean_abs")
     MEAN_FIELD_NUMBER: _ClassVar[int]
     K3_FIELD_NUMBER: _ClassVar[int]
     MAX_ABS_FIELD_NUMBER: _ClassVar[int]
     KL_FIELD_NUMBER: _ClassVar[int]
+    K2_FIELD_NUMBER: _ClassVar[int]
+    CHI2_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ABS_FIELD_NUMBER: _ClassVar[int]
     mean: float
     k3: float
     max_abs: float
     kl: float
-    def __init__(self, mean: _Optional[float] = ..., k3: _Optional[float] = ..., max_abs: _Optional[float] = ..., kl: _Optional[float] = ...) -> None: ...
+    k2: float
+    chi2: float
+    mean_abs: float
+    def __init__(self, mean: _Optional[float] = ..., k3: _Optional[float] = ..., max_abs: _Optional[float] = ..., kl: _Optional[float] = ..., k2: _Optional[float] = ..., chi2: _Optional[float] = ..., mean_abs: _Optional[float] = ...) -> None: ...
+
+class RatioShape(_message.Message):
+    __slots__ = ("lag_variance", "lag_pareto_k", "numeric_pareto_k")
+    LAG_VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    LAG_PARETO_K_FIELD_NUMBER: _ClassVar[int]
+    NUMERIC_PARETO_K_FIELD_NUMBER: _ClassVar[int]
+    lag_variance: float
+    lag_pareto_k: float
+    numeric_pareto_k: float
+    def __init__(self, lag_variance: _Optional[float] = ..., lag_pareto_k: _Optional[float] = ..., numeric_pareto_k: _Optional[float] = ...) -> None: ...
 
 class Ess(_message.Message):
     __slots__ = ("drawn_at", "token", "sequence", "horizon", "horizon_tokens", "sequences", "tokens")
@@ -392,7 +410,7 @@ class Ess(_message.Message):
     def __init__(self, drawn_at: _Optional[_Union[WeightVersion, _Mapping]] = ..., token: _Optional[float] = ..., sequence: _Optional[float] = ..., horizon: _Optional[float] = ..., horizon_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("before", "after", "loss", "gradient_norm", "lag", "numeric", "clipped_share", "support_size", "tokens", "ess")
+    __slots__ = ("before", "after", "loss", "gradient_norm", "lag", "numeric", "clipped_share", "support_size", "tokens", "ess", "full", "head_mass", "shape")
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +421,9 @@ class StepReport(_message.Message):
     SUPPORT_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ESS_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    HEAD_MASS_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     before: WeightVersion
     after: WeightVersion
     loss: float
@@ -413,7 +434,10 @@ class StepReport(_message.Message):
     support_size: float
     tokens: int
     ess: _containers.RepeatedCompositeFieldContainer[Ess]
-    def __init__(self, before: _Optional[_Union[WeightVersion, _Mapping]] = ..., after: _Optional[_Union[WeightVersion, _Mapping]] = ..., loss: _Optional[float] = ..., gradient_norm: _Optional[float] = ..., lag: _Optional[_Union[Term, _Mapping]] = ..., numeric: _Optional[_Union[Term, _Mapping]] = ..., clipped_share: _Optional[float] = ..., support_size: _Optional[float] = ..., tokens: _Optional[int] = ..., ess: _Optional[_Iterable[_Union[Ess, _Mapping]]] = ...) -> None: ...
+    full: Term
+    head_mass: float
+    shape: RatioShape
+    def __init__(self, before: _Optional[_Union[WeightVersion, _Mapping]] = ..., after: _Optional[_Union[WeightVersion, _Mapping]] = ..., loss: _Optional[float] = ..., gradient_norm: _Optional[float] = ..., lag: _Optional[_Union[Term, _Mapping]] = ..., numeric: _Optional[_Union[Term, _Mapping]] = ..., clipped_share: _Optional[float] = ..., support_size: _Optional[float] = ..., tokens: _Optional[int] = ..., ess: _Optional[_Iterable[_Union[Ess, _Mapping]]] = ..., full: _Optional[_Union[Term, _Mapping]] = ..., head_mass: _Optional[float] = ..., shape: _Optional[_Union[RatioShape, _Mapping]] = ...) -> None: ...
 
 class ProbeLoss(_message.Message):
     __slots__ = ("tokens", "position", "support", "w", "c", "temperature")
@@ -451,7 +475,7 @@ class MiddlewareDescription(_message.Message):
     stamp: Stamp
     pull: bool
     lease_seconds: int
-    def __init__(self, lockstep_version: _Optional[str] = ..., stage: _Optional[_Union[Stage, str]] = ..., sampler: _Optional[_Union[SamplerDescription, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., pull: bool = ..., lease_seconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, lockstep_version: _Optional[str] = ..., stage: _Optional[_Union[Stage, str]] = ..., sampler: _Optional[_Union[SamplerDescription, _Mapping]] = ..., stamp: _Optional[_Union[Stamp, _Mapping]] = ..., pull: _Optional[bool] = ..., lease_seconds: _Optional[int] = ...) -> None: ...
 
 class PlanId(_message.Message):
     __slots__ = ("plan",)
@@ -533,4 +557,4 @@ class ResyncDecision(_message.Message):
     level: str
     ess: float
     threshold: float
-    def __init__(self, resynchronise: bool = ..., level: _Optional[str] = ..., ess: _Optional[float] = ..., threshold: _Optional[float] = ...) -> None: ...
+    def __init__(self, resynchronise: _Optional[bool] = ..., level: _Optional[str] = ..., ess: _Optional[float] = ..., threshold: _Optional[float] = ...) -> None: ...

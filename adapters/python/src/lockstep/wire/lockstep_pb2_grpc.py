@@ -5,7 +5,7 @@ import warnings
 
 from lockstep.wire import lockstep_pb2 as lockstep_dot_wire_dot_lockstep__pb2
 
-GRPC_GENERATED_VERSION = '1.72.2'
+GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in lockstep/wire/lockstep_pb2_grpc.py depends on'
+        + ' but the generated code in lockstep/wire/lockstep_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class SamplerStub(object):
+class SamplerStub:
     """---- sampler --------------------------------------------------------------------------------------------------------
 
     """
@@ -73,7 +73,7 @@ class SamplerStub(object):
                 _registered_method=True)
 
 
-class SamplerServicer(object):
+class SamplerServicer:
     """---- sampler --------------------------------------------------------------------------------------------------------
 
     """
@@ -167,7 +167,7 @@ def add_SamplerServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Sampler(object):
+class Sampler:
     """---- sampler --------------------------------------------------------------------------------------------------------
 
     """
@@ -362,7 +362,7 @@ class Sampler(object):
             _registered_method=True)
 
 
-class TrainerStub(object):
+class TrainerStub:
     """---- trainer --------------------------------------------------------------------------------------------------------
 
     """
@@ -405,7 +405,7 @@ class TrainerStub(object):
                 _registered_method=True)
 
 
-class TrainerServicer(object):
+class TrainerServicer:
     """---- trainer --------------------------------------------------------------------------------------------------------
 
     """
@@ -487,7 +487,7 @@ def add_TrainerServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Trainer(object):
+class Trainer:
     """---- trainer --------------------------------------------------------------------------------------------------------
 
     """
@@ -655,7 +655,7 @@ class Trainer(object):
             _registered_method=True)
 
 
-class MiddlewareStub(object):
+class MiddlewareStub:
     """---- middleware -----------------------------------------------------------------------------------------------------
 
     What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
@@ -715,7 +715,7 @@ class MiddlewareStub(object):
                 _registered_method=True)
 
 
-class MiddlewareServicer(object):
+class MiddlewareServicer:
     """---- middleware -----------------------------------------------------------------------------------------------------
 
     What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
@@ -839,7 +839,7 @@ def add_MiddlewareServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Middleware(object):
+class Middleware:
     """---- middleware -----------------------------------------------------------------------------------------------------
 
     What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
