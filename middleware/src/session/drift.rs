@@ -94,12 +94,12 @@ fn kind(
     if turn == other {
         return Ok(DriftKind::Tokens);
     }
+    if without_json_spaces(&turn) == without_json_spaces(&other) {
+        return Ok(DriftKind::JsonSpaces);
+    }
     let (stretch, other_stretch) = (text(left)?, text(right)?);
     if bare(&stretch).is_empty() && bare(&other_stretch).is_empty() {
         return Ok(DriftKind::WhiteSpace);
-    }
-    if without_json_spaces(&turn) == without_json_spaces(&other) {
-        return Ok(DriftKind::JsonSpaces);
     }
     if bare(&without_think(&turn, Think::Empty)) == bare(&without_think(&other, Think::Empty)) {
         return Ok(DriftKind::EmptyThink);
