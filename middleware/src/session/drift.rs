@@ -90,22 +90,22 @@ fn kind(
 ) -> Result<DriftKind, SessionError> {
     let text = |ids: &[TokenId]| model.decode(ids, Show::ALL);
     let (turn, other) = (text(turn)?, text(other)?);
-    let bare = |text: &str| text.split_whitespace().collect::<String>();
     if turn == other {
         return Ok(DriftKind::Tokens);
-    }
-    let (stretch, other_stretch) = (text(left)?, text(right)?);
-    if bare(&stretch).is_empty() && bare(&other_stretch).is_empty() {
-        return Ok(DriftKind::WhiteSpace);
     }
     if without_json_spaces(&turn) == without_json_spaces(&other) {
         return Ok(DriftKind::JsonSpaces);
     }
-    if bare(&without_think(&turn, Think::Empty)) == bare(&without_think(&other, Think::Empty)) {
-        return Ok(DriftKind::EmptyThink);
+    let (stretch, other_stretch) = (text(left)?, text(right)?);
+    if stretch.trim().is_empty() && other_stretch.trim().is_empty() {
+        return Ok(DriftKind::WhiteSpace);
     }
-    if bare(&without_think(&turn, Think::Any)) == bare(&without_think(&other, Think::Any)) {
-        return Ok(DriftKind::Thinking);
+    for (think, kind) in [(Think::Empty, DriftKind::EmptyThink), (Think::Any, DriftKind::Thinking)] {
+        let (without, other_without) = (without_think(&turn, think), without_think(&other, think));
+        let removed = without != turn || other_without != other;
+        if removed && without == other_without {
+            return Ok(kind);
+        }
     }
     Ok(DriftKind::Text)
 }
@@ -136,6 +136,7 @@ enum Think {
     Any,
 }
 
+/// The text without such blocks and the new lines after them.
 fn without_think(text: &str, think: Think) -> String {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some(open) = rest.find("<think>") {
@@ -144,10 +145,11 @@ fn without_think(text: &str, think: Think) -> String {
         let end = open + "<think>".len() + close + "</think>".len();
         if think == Think::Any || inside[..close].trim().is_empty() {
             kept.push_str(&rest[..open]);
+            rest = rest[end..].trim_start_matches('\n');
         } else {
             kept.push_str(&rest[..end]);
+            rest = &rest[end..];
         }
-        rest = &rest[end..];
     }
     kept.push_str(rest);
     kept
