@@ -23,7 +23,10 @@ fn of_family<'a>(names: &'a [String], families: &[&str]) -> Vec<&'a String> {
 #[test]
 fn a_gateway_links_no_engine() {
     let gateway = crates(&["--no-default-features"]);
-    assert_eq!(of_family(&gateway, &["lockstep"]), ["lockstep", "lockstep-adapters", "lockstep-conformance", "lockstep-core"]);
+    assert_eq!(
+        of_family(&gateway, &["lockstep"]),
+        ["lockstep", "lockstep-adapters", "lockstep-conformance", "lockstep-core"]
+    );
     assert_eq!(of_family(&gateway, &["candle", "tokenizers", "gemm", "cudarc"]), [] as [&str; 0]);
 }
 
