@@ -45,11 +45,17 @@ pub(crate) async fn step_on(
 /// Gives the sampler a version of the trainer's: what was published, and what the sampler says it holds since.
 pub(crate) async fn load(target: &Target, version: WeightVersion) -> Result<(PublishedWeights, Stamp), Obstacle> {
     let published = target.trainer()?.publish(version).await.at("trainer")?;
+    let stamp = give(target, &published).await?;
+    Ok((published, stamp))
+}
+
+/// Gives the sampler what was published.
+pub(crate) async fn give(target: &Target, published: &PublishedWeights) -> Result<Stamp, Obstacle> {
     let control = target.control()?;
     control.pause().await.at("control")?;
-    let stamp = control.load_weights(&published).await.at("control");
+    let stamp = control.load_weights(published).await.at("control");
     control.resume().await.at("control")?;
-    Ok((published, stamp?))
+    stamp
 }
 
 /// Gives the sampler the trainer's weights where it holds others and can be given any.

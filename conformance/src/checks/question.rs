@@ -36,6 +36,16 @@ pub(super) fn listed(ask: &Ask) -> u32 {
     LISTED.min(ask.vocabulary / 2).max(1)
 }
 
+/// The target asked for answers without an end, each token with a list of ids: one that nearly knows what comes next still
+/// shows its numbers.
+pub(super) fn listing(target: &Target) -> Target {
+    let top_k = listed(&target.ask);
+    target.asking(|ask| {
+        ask.stop = vec![];
+        ask.truncation = Truncation { top_k, ..Truncation::NONE };
+    })
+}
+
 /// The report of the first token after each prompt.
 pub(super) async fn first(target: &Target, prompts: &[Vec<TokenId>], how: How) -> Result<Vec<Support>, Obstacle> {
     let target = target.asking(|ask| {

@@ -3,6 +3,7 @@
 //! The step is given log-probs that lie a standard normal number from the trainer's own, normalised. What it reports of
 //! lag, weights, effective samples and loss follows from them to the last digit.
 
+use super::question;
 use crate::{
     check::Verdict,
     difference::{self, Row},
@@ -58,6 +59,7 @@ pub(crate) fn cost(target: &Target) -> u64 {
 
 /// One step.
 pub(crate) async fn step(target: &Target, question: u64, rule: Rule) -> Result<Step, Obstacle> {
+    let target = &question::listing(target);
     let (trainer, scorer) = (target.trainer()?, target.scorer()?.as_ref());
     let batch =
         draw::sample(target, Shape { question, answers: ANSWERS, max_new_tokens: target.ask.max_new_tokens }).await?;

@@ -3,6 +3,7 @@
 use super::{rows, size_of};
 use crate::{
     check::{Check, FalseAlarm, Finding},
+    checks::question,
     difference::Row,
     draw::{self, Shape},
     faults::report as faults,
@@ -35,7 +36,7 @@ pub const DRIFT: Check = Check {
 };
 
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
-    let target = target.asking(|ask| ask.stop = vec![]);
+    let target = question::listing(target);
     let shape = Shape { question: 0xd41f, answers: 1, max_new_tokens: LONGER * target.ask.max_new_tokens };
     let (_, rows) = rows(&target, shape).await?;
     let last = rows.iter().map(|row| row.at.position).max().unwrap_or(0);

@@ -29,7 +29,7 @@ pub const PREFILL: Check = Check {
 };
 
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
-    let target = target.asking(|ask| ask.stop = vec![]);
+    let target = question::listing(target);
     let shape = Shape { question: 0x9f, answers: 1, max_new_tokens: target.ask.max_new_tokens };
     let batch = draw::sample(&target, shape).await?;
     let at = (target.ask.max_new_tokens as usize).saturating_sub(1);

@@ -3,6 +3,7 @@
 use super::moved::{self, Shown};
 use crate::{
     check::{Check, FalseAlarm, Finding, Verdict},
+    checks::question,
     difference::{self, Place, Row},
     draw::{self, Shape},
     faults::update as faults,
@@ -59,7 +60,7 @@ pub const UPDATE: Check = Check {
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let (trainer, _, _) = (target.trainer()?, target.control()?, target.scorer()?);
     training::needs_snapshots(target)?;
-    let target = target.asking(|ask| ask.stop = vec![]);
+    let target = question::listing(target);
     training::synchronise(&target).await?;
     let answers = Shape { question: 0x0b, answers: PROBED, max_new_tokens: target.ask.max_new_tokens };
     let probe = draw::sample(&target, answers).await?;
@@ -85,6 +86,7 @@ fn shape(target: &Target, question: u64) -> Shape {
 
 /// Answers during which the new weights were loaded, after the first tokens of each had come.
 async fn updated(target: &Target, new: WeightVersion, shape: Shape) -> Result<Batch, Obstacle> {
+    let published = target.trainer()?.publish(new).await.at("trainer")?;
     let mut plan: BatchPlan = target.ask.plan(&target.ask.prompts, shape)?;
     let requests = plan.requests().to_vec();
     let fresh = requests.iter().map(|request| SampleRequest { request: request.clone(), resumed: vec![] }).collect();
@@ -96,7 +98,7 @@ async fn updated(target: &Target, new: WeightVersion, shape: Shape) -> Result<Ba
         let ended = delta.finish.is_some();
         deltas.entry(delta.rollout).or_default().push(delta);
         if !loaded && (ended || deltas.len() == requests.len()) {
-            training::load(target, new).await?;
+            training::give(target, &published).await?;
             loaded = true;
         }
     }
@@ -197,7 +199,7 @@ impl Edges<'_> {
             (clear(&before) && before.share.abs() > NEAR) || (clear(&after) && (after.share - 1.0).abs() > NEAR);
         match (wrong, split, clear(&before) && clear(&after)) {
             (true, _, _) => Ok(Verdict::Fail(evidence)),
-            (false, 0, _) => Err(Obstacle::Unclear(format!("{evidence}: no answer was under way"))),
+            (false, 0, _) => Err(Obstacle::NotApplicable(format!("{evidence}: no answer was under way any more"))),
             (false, _, false) => {
                 Err(Obstacle::Unclear(format!("{evidence}: too little beside a noise of {noise:.1e}")))
             }
