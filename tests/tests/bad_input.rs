@@ -307,7 +307,8 @@ fn on_a_full_disk(place: &Place, blocks: u32, (answers, steps): (u32, u32)) -> F
 #[test]
 fn a_full_disk_is_one_error_wherever_it_strikes() {
     let mut struck = Vec::new();
-    let answers = [(0, 1), (1, 1), (2, 1), (4, 1), (8, 1), (8, 9), (16, 1)].map(|(blocks, answers)| (blocks, answers, 40));
+    let answers =
+        [(0, 1), (1, 1), (2, 1), (4, 1), (8, 1), (8, 9), (16, 1)].map(|(blocks, answers)| (blocks, answers, 40));
     // The page of a short run is longer than its lines.
     for (blocks, answers, steps) in answers.into_iter().chain([(16, 1, 2), (24, 1, 2)]) {
         let place = Place::new();
