@@ -70,6 +70,9 @@ struct Engines {
     /// Log-probs kept of each position; the other kept ids become mass.
     #[arg(long, value_name = "N", default_value_t = 64)]
     log_probs: u32,
+    /// Most kept ids of a position where no top_k bounds them (llama.cpp).
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    most_kept: u32,
     /// The version of the weights, for an engine without a label (llama.cpp), as in e0.s12.
     #[arg(long, value_name = "VERSION")]
     weight_version: Option<WeightVersion>,
@@ -174,6 +177,7 @@ async fn pool(arguments: &Arguments) -> Result<Pool, Box<dyn std::error::Error +
         on_finding: if observes { OnFinding::Report } else { OnFinding::Refuse },
         cap_top_k: engines.cap_top_k,
         log_probs: engines.log_probs,
+        most_kept: engines.most_kept,
         weight_version: engines.weight_version,
         vocabulary: engines.vocabulary,
         updates_proxied: !engines.updates_elsewhere,
