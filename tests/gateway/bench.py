@@ -26,6 +26,7 @@ TOKENS = 16
 PROMPT = list(range(100, 164))
 VENV = Path(os.environ.get("BENCH_VENV", "target/bench-venv"))
 work = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
+work.chmod(0o755)  # nginx's workers are somebody else
 running = []
 
 
@@ -174,9 +175,17 @@ def lockstep(name, engine, options):
     return rows
 
 
+def place(number, path, answer):
+    """A location that answers POST and GET alike with a file: nginx takes no argument longer than 4 KiB."""
+    kind, text = answer
+    file = work / f"answer-{number}"
+    file.write_text(text)
+    return f"location = {path} {{ default_type {kind}; alias {file}; error_page 405 =200 $uri; }}"
+
+
 def main():
     engine, plain = free_port(), free_port()
-    places = "".join(f"location = {path} {{ default_type {kind}; return 200 '{answer}'; }}" for path, (kind, answer) in canned().items())
+    places = "".join(place(number, *answer) for number, answer in enumerate(canned().items()))
     nginx("engine", f"server {{ listen 127.0.0.1:{engine} backlog=4096; {places} }}")
     nginx(
         "nginx",
@@ -196,7 +205,8 @@ def main():
     table["lockstep, no ledger"] = lockstep("lockstep", engine, ["--no-ledger"])
     table["lockstep, ledger"] = lockstep("lockstep-ledger", engine, ["--out", str(work / "ledger")])
     script = Path(__file__).with_name("bench_agentlightning.py")
-    if subprocess.run([str(VENV / "bin/python"), "-c", "import agentlightning"], capture_output=True).returncode == 0:
+    python = VENV / "bin/python"
+    if python.exists() and subprocess.run([str(python), "-c", "import agentlightning"], capture_output=True).returncode == 0:
         port = free_port()
         weak = {**os.environ, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
         process = start([str(VENV / "bin/python"), str(script), str(engine), str(port)], "agentlightning", env=weak)
