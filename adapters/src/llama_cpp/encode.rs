@@ -3,7 +3,7 @@
 
 use crate::ask::{self, EncodeError};
 use lockstep_core::{TokenId, ports::SampleRequest};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The chain.
 pub const SAMPLERS: [&str; 4] = ["temperature", "top_k", "top_p", "min_p"];
@@ -31,47 +31,54 @@ pub fn n_probs(request: &SampleRequest, leg: &Leg) -> u32 {
     }
 }
 
+/// What bears on the draw: asked for by [`encode`], and echoed by the server as it used it.
+pub(super) fn sampling(request: &SampleRequest, leg: &Leg) -> Map<String, Value> {
+    let params = &request.request.params;
+    let truncation = params.truncation();
+    let fields: [(&str, Value); 21] = [
+        ("temperature", params.temperature().into()),
+        ("top_k", truncation.top_k.into()),
+        ("top_p", truncation.top_p.into()),
+        ("min_p", truncation.min_p.into()),
+        ("samplers", json!(SAMPLERS)),
+        ("seed", json!(seed(request, leg.attempt))),
+        ("n_probs", json!(n_probs(request, leg))),
+        ("post_sampling_probs", true.into()),
+        ("ignore_eos", false.into()),
+        ("logit_bias", json!([])),
+        ("min_keep", 0.into()),
+        ("typical_p", 1.0.into()),
+        ("top_n_sigma", (-1.0).into()),
+        ("xtc_probability", 0.0.into()),
+        ("dynatemp_range", 0.0.into()),
+        ("repeat_penalty", 1.0.into()),
+        ("presence_penalty", 0.0.into()),
+        ("frequency_penalty", 0.0.into()),
+        ("dry_multiplier", 0.0.into()),
+        ("mirostat", 0.into()),
+        ("grammar", "".into()),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
 /// The body of a whole request for one leg.
 ///
 /// # Errors
 /// Nothing to go on from, nothing left to draw.
 pub fn encode(request: &SampleRequest, leg: &Leg) -> Result<Value, EncodeError> {
-    let params = &request.request.params;
-    let truncation = params.truncation();
     let prompt: Vec<TokenId> = ask::prompt(request)?;
-    Ok(json!({
-        "prompt": prompt,
-        "n_predict": ask::tokens_left(request)?.min(leg.tokens),
-        "temperature": params.temperature(),
-        "top_k": truncation.top_k,
-        "top_p": truncation.top_p,
-        "min_p": truncation.min_p,
-        "samplers": SAMPLERS,
-        "seed": seed(request, leg.attempt),
-        "n_probs": n_probs(request, leg),
-        "post_sampling_probs": true,
-        "return_tokens": true,
-        "cache_prompt": true,
-        "stream": false,
-        "ignore_eos": false,
-        "stop": [],
-        "logit_bias": [],
-        "min_keep": 0,
-        "typical_p": 1.0,
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
-        "dynatemp_range": 0.0,
-        "repeat_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "dry_multiplier": 0.0,
-        "mirostat": 0,
-        "grammar": "",
-    }))
+    let mut body = sampling(request, leg);
+    body.insert("n_predict".into(), json!(ask::tokens_left(request)?.min(leg.tokens)));
+    body.insert("prompt".into(), json!(prompt));
+    body.insert("return_tokens".into(), true.into());
+    body.insert("cache_prompt".into(), true.into());
+    body.insert("stream".into(), false.into());
+    body.insert("stop".into(), json!([]));
+    Ok(body.into())
 }
 
 /// 32 bits, not all ones: that value asks for a random seed.
-pub(super) fn seed(request: &SampleRequest, attempt: u64) -> u32 {
+fn seed(request: &SampleRequest, attempt: u64) -> u32 {
     let seed = ask::seed(request);
     let seed = if attempt == 0 { seed } else { ask::mix(seed ^ ask::mix(attempt)) };
     let folded = (seed ^ (seed >> 32)) as u32;

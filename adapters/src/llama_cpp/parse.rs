@@ -1,6 +1,6 @@
 //! A whole reply of `llama-server`: its ids, a row of probabilities for each that has one, and the settings it used.
 
-use super::encode::{Leg, SAMPLERS, n_probs, seed};
+use super::encode::{Leg, n_probs, sampling};
 use crate::{
     json::{self, Number},
     row::{Place, Row, token_id},
@@ -200,39 +200,12 @@ fn no_owner(tokens: &[TokenId], at: (usize, usize), row: TokenId, rows: usize) -
 
 /// What the server must echo.
 fn settings(request: &SampleRequest, leg: &Leg) -> Map<String, Value> {
-    let params = &request.request.params;
-    let truncation = params.truncation();
-    let left = (params.limits().max_new_tokens as usize).saturating_sub(request.resumed.len()).min(leg.tokens);
-    let value = serde_json::json!({
-        "temperature": params.temperature(),
-        "top_k": truncation.top_k,
-        "top_p": truncation.top_p,
-        "min_p": truncation.min_p,
-        "samplers": SAMPLERS,
-        "seed": seed(request, leg.attempt),
-        "n_predict": left,
-        "n_probs": n_probs(request, leg),
-        "post_sampling_probs": true,
-        "ignore_eos": false,
-        "logit_bias": [],
-        "min_keep": 0,
-        "typical_p": 1.0,
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
-        "dynatemp_range": 0.0,
-        "repeat_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "dry_multiplier": 0.0,
-        "mirostat": 0,
-        "grammar": "",
-        "speculative.types": "none",
-        "lora": [],
-    });
-    match value {
-        Value::Object(settings) => settings,
-        _ => Map::new(),
-    }
+    let limit = request.request.params.limits().max_new_tokens as usize;
+    let mut settings = sampling(request, leg);
+    settings.insert("n_predict".into(), limit.saturating_sub(request.resumed.len()).min(leg.tokens).into());
+    settings.insert("speculative.types".into(), "none".into());
+    settings.insert("lora".into(), Value::Array(vec![]));
+    settings
 }
 
 /// Compares what was asked with what was used; numbers as the server's own 32 bits hold them.
