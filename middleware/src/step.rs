@@ -2,7 +2,6 @@
 
 use lockstep_core::{
     ScoredBatch, Stamp, WeightVersion,
-    dlc::{Decision, EssReport, Trigger},
     ports::{Control, PortResult, PublishedWeights, Scorer, StepOptions, StepReport, Trainer},
     score::{ScoredAt, select, versions},
 };
@@ -38,12 +37,6 @@ pub async fn update(
 ) -> PortResult<StepReport> {
     let log_s = select(batch.batch(), scored).map_err(refused)?;
     pair.trainer.step(batch, &log_s, options).await
-}
-
-/// What the trigger says of a step, by the answers drawn at the sampler's current version alone: batches still in flight
-/// cannot trigger twice.
-pub fn decide(trigger: &Trigger, report: &StepReport, sampler: WeightVersion, null: Option<&EssReport>) -> Decision {
-    report.ess_at(sampler).map_or(Decision::Keep, |ess| trigger.decide(ess, null))
 }
 
 /// Gives the sampler the weights of a version; the trainer keeps those, and those of the versions in `live`, which drew answers
