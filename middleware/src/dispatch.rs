@@ -13,7 +13,8 @@ pub mod plans;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use driver::milliseconds_since_1970;
 pub use driver::{Driver, Judge, Settings, Station};
 pub use error::DispatchError;
-pub use history::{History, HistoryError};
-pub use plans::{Consumer, Plans, PlansError, Trained};
+pub use history::{FIRST_LOOSE, History, HistoryError};
+pub use plans::{Consumer, Plans, PlansError, Progress, Reported, Sealed, Taken};

@@ -26,7 +26,7 @@ mod writer;
 pub use catalogue::{Catalogue, PlanState, PlanSummary, StoredRollout};
 pub use error::LedgerError;
 pub use frame::{FORMAT, FrameError, HEAD_MAGIC, MAGIC, MAX_PAYLOAD, OLDEST};
-pub use group::{Entry, SharedLedger};
+pub use group::{Entry, SharedLedger, Written};
 pub use reader::Records;
 pub use record::{DeltaRecord, Record, ResyncRecord, SentAnswer, SentRecord, TrainedOn};
 pub use verify::{Verified, verify};

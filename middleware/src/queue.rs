@@ -1,6 +1,9 @@
 //! What was generated and what was trained on, as a ledger tells it.
 
-use crate::ledger::{LedgerError, Record, Records};
+use crate::{
+    dispatch::FIRST_LOOSE,
+    ledger::{LedgerError, Record, Records},
+};
 use async_trait::async_trait;
 use lockstep_core::{
     RolloutId,
@@ -45,6 +48,8 @@ struct Told {
     rollouts: BTreeMap<RolloutId, Facts>,
     /// The steps behind the weights of each update, and what it was made of.
     consumed: Vec<(u64, Vec<RolloutId>)>,
+    /// What trainers that drive the loop, or pull, say they trained on.
+    driven: Vec<Vec<RolloutId>>,
 }
 
 impl Told {
@@ -54,6 +59,16 @@ impl Told {
 
     fn take(&mut self, record: Record) {
         match record {
+            Record::PlanOpened { plan, .. } if plan >= FIRST_LOOSE => {}
+            Record::Delta(delta) if delta.rollout.plan >= FIRST_LOOSE => {}
+            Record::PlanReserved { plan, groups, answers } => {
+                for index in 0..groups * answers {
+                    self.of(RolloutId { plan, index }).group = index / answers.max(1);
+                }
+            }
+            Record::Trained { rollouts, .. } | Record::Misreported { rollouts, .. } => {
+                self.driven.push(rollouts.iter().map(|trained| trained.rollout).collect());
+            }
             Record::PlanOpened { requests, .. } => {
                 for request in requests {
                     self.of(request.id).group = request.group;
@@ -86,7 +101,8 @@ impl Told {
 
     fn queue(self) -> LedgerQueue {
         let ids = || self.rollouts.keys().copied();
-        let batches = || self.consumed.iter().map(|(_, rollouts)| rollouts.iter().copied());
+        let consumed = || self.consumed.iter().map(|(_, rollouts)| rollouts).chain(&self.driven);
+        let batches = || consumed().map(|rollouts| rollouts.iter().copied());
         LedgerQueue {
             generated: ids().map(|id| self.entry(id)).collect(),
             consumed: batches().map(|batch| batch.map(|id| self.entry(id)).collect()).collect(),

@@ -6,7 +6,7 @@
 mod facts;
 mod idle;
 mod policy;
-mod random;
+pub(crate) mod random;
 mod world;
 
 #[cfg(test)]

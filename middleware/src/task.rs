@@ -50,7 +50,7 @@ fn exact_match(text: &dyn Text, prompt: &Prompt, answer: &[TokenId]) -> f64 {
 }
 
 /// A well-mixed 64-bit value of two numbers (the finaliser of SplitMix64, Steele et al. 2014).
-fn mix(seed: u64, number: u64) -> u64 {
+pub(crate) fn mix(seed: u64, number: u64) -> u64 {
     let mut z = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

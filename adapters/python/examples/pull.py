@@ -1,4 +1,4 @@
-"""Pull: train on Lockstep's batches with DLC on. Needs `lockstep serve` with prompts of its own, torch and transformers.
+"""Pull: train on Lockstep's batches with DLC on. Needs `lockstep serve --prompts FILE`, torch and transformers.
 
 python examples/pull.py HOST:PORT MODEL_DIRECTORY WEIGHTS_DIRECTORY
 """

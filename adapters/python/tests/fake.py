@@ -169,7 +169,9 @@ class Fake(MiddlewareServicer):
 
     def ReportConsumed(self, message, context):
         self.note("ReportConsumed", message, context)
-        opened = self.plans[message.plan]
+        opened = self.plans.get(message.plan)
+        if opened is None:
+            return pb.Empty()
         if len(message.rollouts) != opened.groups * opened.answers:
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,

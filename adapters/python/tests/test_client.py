@@ -51,6 +51,23 @@ def test_pull_gives_whole_batches_in_order(fake, client):
     assert batch.tokens.dtype == np.uint32 and batch.behavior.log_q.dtype == np.float32
 
 
+def test_a_pulled_batch_counts_as_trained_on_once(fake, client):
+    fake.left = 3
+    batches = client.batches()
+    first = next(batches)
+    assert not fake.named("ReportConsumed")
+    before, after = WeightVersion(1, 4), WeightVersion(1, 5)
+    client.report_step(before, after, METRICS, {before: EssReport(1.0, 0.4, 0.4, 24, 8, 64)}, gradient_norm=1.0, tokens=64)
+    second = next(batches)
+    mask = np.ones(len(second.tokens), bool)
+    mask[0] = False
+    client.report_consumed(second.plan, second.consumed(mask))
+    next(batches)
+    sent = fake.named("ReportConsumed")
+    assert [row.masked_in for row in sent[0].rollouts] == first.lengths.tolist()
+    assert len(sent) == 2 and sent[1].rollouts[0].masked_in == 9
+
+
 def test_a_batch_reads_as_it_was_written():
     sent = list(pieces(3, 1, 3, length=6, seed=5))
     batch = read(chunks(iter(sent), size=300))

@@ -90,6 +90,11 @@ impl Dispatch {
         (self.plans.len() < self.rules.max_open_plans.max(1) as usize).then_some(self.next)
     }
 
+    /// The number of the next plan; every smaller one was opened.
+    pub fn next_number(&self) -> u64 {
+        self.next
+    }
+
     /// Fixes the membership of the next plan: so many answers, named by the plan and their place.
     ///
     /// # Errors
@@ -187,6 +192,7 @@ impl Dispatch {
             Event::Arrived { rollout } => self.arrive(rollout, &mut actions)?,
             Event::Lost { sampler } => self.lose(sampler, &mut actions)?,
             Event::Gone { rollout } => self.gone(rollout, &mut actions)?,
+            Event::Broke { rollout } => self.broke(rollout, &mut actions)?,
             Event::Judged { rollout } => self.judge(rollout)?,
             Event::Consumed { plan } => self.consume(plan)?,
         }
@@ -221,15 +227,30 @@ impl Dispatch {
         Ok(())
     }
 
-    fn arrive(&mut self, rollout: RolloutId, actions: &mut Vec<Action>) -> Result<(), DispatchError> {
-        match self.find(rollout)?.stage {
-            Stage::Waiting => {
-                self.finish(rollout, actions);
-                Ok(())
-            }
+    /// An answer that no sampler of this machine draws.
+    fn elsewhere(&mut self, rollout: RolloutId) -> Result<&mut Answer, DispatchError> {
+        let answer = self.find(rollout)?;
+        match answer.stage {
+            Stage::Waiting => Ok(answer),
             Stage::Finished => Err(DispatchError::Twice(rollout)),
             Stage::Drawn(sampler) => Err(DispatchError::NotHeld { sampler, rollout }),
         }
+    }
+
+    fn arrive(&mut self, rollout: RolloutId, actions: &mut Vec<Action>) -> Result<(), DispatchError> {
+        self.elsewhere(rollout)?;
+        self.finish(rollout, actions);
+        Ok(())
+    }
+
+    fn broke(&mut self, rollout: RolloutId, actions: &mut Vec<Action>) -> Result<(), DispatchError> {
+        let limit = self.rules.max_interruptions;
+        let answer = self.elsewhere(rollout)?;
+        answer.interruptions += 1;
+        if answer.interruptions > limit {
+            self.fail(Failure::Interruptions { rollout, limit }, actions);
+        }
+        Ok(())
     }
 
     /// Takes an answer from wherever it is: a sampler or a queue.

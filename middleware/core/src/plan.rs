@@ -206,7 +206,8 @@ impl Batch {
     }
 
     /// The part of the batch that a range of [`Batch::shards`] names.
-    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Self {
         Self { plan: self.plan, rollouts: self.rollouts[range].to_vec() }
     }
 }

@@ -1,6 +1,9 @@
 //! What a run did, without its tokens: which plans were opened, what became of every rollout, what was trained on.
 
-use crate::ledger::{Record, SentRecord};
+use crate::{
+    dispatch::FIRST_LOOSE,
+    ledger::{Record, SentRecord, TrainedOn},
+};
 use lockstep_core::{RolloutId, WeightVersion};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,8 +73,10 @@ pub struct BatchFacts {
     pub plan: Option<u64>,
     /// Its rollouts in order, with the tokens trained on.
     pub trained: Vec<(RolloutId, u32)>,
-    /// The weights before the update.
-    pub before: WeightVersion,
+    /// The weights before the update; a trainer that drives the loop does not say.
+    pub before: Option<WeightVersion>,
+    /// Whether the order within the batch is the trainer's own.
+    pub any_order: bool,
 }
 
 /// A run.
@@ -87,6 +92,20 @@ pub struct Account {
     pub plans: Vec<PlanFacts>,
     /// Every batch, in the order of training.
     pub batches: Vec<BatchFacts>,
+}
+
+/// Plans whose trainer drives the loop, and the place of their batch.
+type Driven = BTreeMap<u64, usize>;
+
+/// Whether a record is of a request of no plan, which nobody trains on.
+fn is_loose(record: &Record) -> bool {
+    let plan = match record {
+        Record::PlanOpened { plan, .. } => *plan,
+        Record::Delta(delta) => delta.rollout.plan,
+        Record::Reward { rollout, .. } | Record::RewardFailed { rollout, .. } => rollout.plan,
+        _ => 0,
+    };
+    plan >= FIRST_LOOSE
 }
 
 /// A ledger that tells no account.
@@ -108,12 +127,11 @@ impl Account {
     pub fn of(records: &[Record]) -> Result<Self, AccountError> {
         let mut account =
             Self { max_open_plans: None, window: 1, rollouts: BTreeMap::new(), plans: vec![], batches: vec![] };
-        let (mut arrivals, mut masked) = (0, BTreeMap::new());
-        for record in records {
+        let (mut arrivals, mut driven) = (0, Driven::default());
+        for record in records.iter().filter(|record| !is_loose(record)) {
             match record {
-                Record::Trained { rollouts, .. } => {
-                    masked.extend(rollouts.iter().map(|trained| (trained.rollout, trained.masked_in)));
-                }
+                Record::Trained { plan, rollouts } => account.trained_on(*plan, rollouts, &mut driven),
+                Record::Misreported { plan, rollouts } => account.batch(*plan, rollouts),
                 _ => account.take(record, &mut arrivals),
             }
         }
@@ -122,11 +140,27 @@ impl Account {
         }
         let lengths: BTreeMap<RolloutId, u32> =
             account.rollouts.iter().map(|(&id, rollout)| (id, rollout.tokens)).collect();
-        let batches = account.batches.iter_mut().flat_map(|batch| &mut batch.trained);
-        for (id, tokens) in batches {
-            *tokens = masked.remove(id).or_else(|| lengths.get(id).copied()).unwrap_or(*tokens);
+        let told = account.batches.iter_mut().filter(|batch| !batch.any_order);
+        for (id, tokens) in told.flat_map(|batch| &mut batch.trained) {
+            *tokens = lengths.get(id).copied().unwrap_or(*tokens);
         }
         Ok(account)
+    }
+
+    /// A batch, as the trainer that drives the loop tells it.
+    fn batch(&mut self, plan: u64, rollouts: &[TrainedOn]) {
+        let trained = rollouts.iter().map(|it| (it.rollout, it.masked_in)).collect();
+        self.batches.push(BatchFacts { plan: Some(plan), trained, before: None, any_order: true });
+    }
+
+    /// Ranks report their parts one after the other: together they are one batch.
+    fn trained_on(&mut self, plan: u64, rollouts: &[TrainedOn], driven: &mut Driven) {
+        if let Some(batch) = driven.get(&plan).and_then(|&at| self.batches.get_mut(at)) {
+            batch.trained.extend(rollouts.iter().map(|it| (it.rollout, it.masked_in)));
+            return;
+        }
+        driven.insert(plan, self.batches.len());
+        self.batch(plan, rollouts);
     }
 
     /// The ids of everything trained on.
@@ -149,6 +183,13 @@ impl Account {
                 let after = self.batches.len();
                 self.plans.push(PlanFacts { plan: *plan, rollouts: early.collect(), after, sampled_before });
             }
+            Record::PlanReserved { plan, groups, answers } => {
+                let ids = (0..groups * answers).map(|index| RolloutId { plan: *plan, index });
+                let sampled_before = ids.clone().find(|id| self.rollouts.get(id).is_some_and(|it| it.tokens > 0));
+                ids.clone().for_each(|id| self.of_rollout(id).group = id.index / answers.max(&1));
+                let after = self.batches.len();
+                self.plans.push(PlanFacts { plan: *plan, rollouts: ids.collect(), after, sampled_before });
+            }
             Record::Delta(delta) => {
                 let rollout = self.of_rollout(delta.rollout);
                 if delta.start < rollout.tokens {
@@ -165,11 +206,11 @@ impl Account {
                 }
             }
             Record::Reward { rollout, reward } | Record::RewardFailed { rollout, counts_as: reward, .. } => {
-                self.of_rollout(*rollout).reward = Some(*reward);
+                self.of_rollout(*rollout).reward.get_or_insert(*reward);
             }
             Record::Consumed { plan, rollouts, before, .. } => {
                 let trained = rollouts.iter().map(|&id| (id, 0)).collect();
-                self.batches.push(BatchFacts { plan: Some(*plan), trained, before: *before });
+                self.batches.push(BatchFacts { plan: Some(*plan), trained, before: Some(*before), any_order: false });
             }
             Record::Dispatch { max_open_plans, window } => {
                 (self.max_open_plans, self.window) = (Some(u64::from(*max_open_plans)), u64::from(*window));
@@ -177,14 +218,14 @@ impl Account {
             Record::Sent(sent) => self.sent(sent),
             Record::Arrived { rollout, at } => self.of_rollout(*rollout).arrived_at = Some(*at),
             Record::Resumed { restored, .. } => {
-                self.batches.retain(|batch| batch.before.step < restored.step);
+                self.batches.retain(|batch| batch.before.is_none_or(|before| before.step < restored.step));
             }
             Record::Profile(_)
             | Record::PlanSealed { .. }
             | Record::Resync(_)
-            | Record::PlanReserved { .. }
             | Record::Dispatched(_)
             | Record::Session(_)
+            | Record::Misreported { .. }
             | Record::Trained { .. } => {}
         }
     }

@@ -43,14 +43,15 @@ const SELECTORS: [Selector; 5] =
 
 /// All of them, over the complete rollouts of the plans that training has reached.
 pub(super) fn all(account: &Account) -> Vec<Correlation> {
-    let trained_at: BTreeMap<RolloutId, u64> =
-        account.batches.iter().flat_map(|batch| batch.trained.iter().map(|(id, _)| (*id, batch.before.step))).collect();
+    let before = account.batches.iter().map(|batch| (batch, batch.before.map(|before| before.step)));
+    let trained_at: BTreeMap<RolloutId, Option<u64>> =
+        before.flat_map(|(batch, step)| batch.trained.iter().map(move |(id, _)| (*id, step))).collect();
     let places = places(account);
     let value = |rollout: &RolloutFacts, with: Selector| match with {
         Selector::Arrival => places.get(&rollout.id).copied(),
         Selector::Age => {
             let first = rollout.first_version?.step;
-            trained_at.get(&rollout.id).map(|&at| at as f64 - first as f64)
+            trained_at.get(&rollout.id).copied().flatten().map(|at| at as f64 - first as f64)
         }
         Selector::Attempts => Some(f64::from(rollout.attempts)),
         Selector::Wait => Some(rollout.arrived_at?.saturating_sub(rollout.sent_at?) as f64),

@@ -49,7 +49,11 @@ fn whole(at: usize, batch: &BatchFacts, plans: &BTreeMap<u64, &PlanFacts>) -> Op
     let Some(plan) = named(batch).and_then(|plan| plans.get(&plan)) else {
         return Some(format!("batch {at} of {} rollouts is no plan", ids.len()));
     };
-    if ids == plan.rollouts {
+    let mut in_order = ids.clone();
+    if batch.any_order {
+        in_order.sort_unstable();
+    }
+    if in_order == plan.rollouts {
         return None;
     }
     let (trained, planned): (BTreeSet<_>, BTreeSet<_>) = (ids.iter().collect(), plan.rollouts.iter().collect());

@@ -1,6 +1,9 @@
 use super::*;
 use crate::{
-    dispatch::fixture::{delta, request},
+    dispatch::{
+        FIRST_LOOSE,
+        fixture::{delta, request},
+    },
     ledger::{DeltaRecord, Record, TrainedOn},
 };
 use lockstep_core::{RolloutId, WeightVersion, rollout::Request};
@@ -85,10 +88,6 @@ fn passing_over_opening_early_masking_and_sampling_again_are_named() {
     skipped[0] = Record::Dispatch { max_open_plans: 9, window: 1 };
     assert_eq!(first(&skipped), "batch 0, plan 1, passes over plan 0; the window is 1");
     let id = RolloutId { plan: 1, index: 2 };
-    let mut masked = sound();
-    let trained = TrainedOn { rollout: id, tokens: 4, masked_in: 0 };
-    masked.push(Record::Trained { plan: 1, rollouts: vec![trained] });
-    assert_eq!(first(&masked), "batch 1 trains on 0 of the 4 tokens of p1.r2");
     let mut again = sound();
     let at = again.iter().position(|record| matches!(record, Record::Delta(delta) if delta.rollout == id)).unwrap();
     again.insert(at, Record::Delta(DeltaRecord::new(&delta(id, (0, 7), 1, false), 0)));
@@ -116,4 +115,69 @@ fn a_ledger_without_a_step_has_nothing_to_audit() {
     let records: Vec<Record> = sound().into_iter().take(2).collect();
     let error = Account::of(&records).unwrap_err().to_string();
     assert_eq!(error, "1 plans were opened, none was trained on: there is nothing to audit");
+}
+
+/// The same run, driven: plans are reserved, requests come later, two ranks report their parts in an order of their own.
+fn driven() -> Vec<Record> {
+    let mut records = vec![Record::Dispatch { max_open_plans: 1, window: 1 }];
+    for record in sound().into_iter().skip(1) {
+        match record {
+            Record::PlanOpened { plan, requests } => {
+                records.push(Record::PlanReserved { plan, groups: 2, answers: 2 });
+                records.extend(requests.into_iter().map(Record::Dispatched));
+            }
+            Record::Consumed { plan, rollouts, .. } => {
+                for part in rollouts.chunks(2).rev() {
+                    let tokens = |id: &RolloutId| 1 + id.index + plan as u32;
+                    let trained =
+                        |&rollout| TrainedOn { rollout, tokens: tokens(&rollout), masked_in: tokens(&rollout) };
+                    records.push(Record::Trained { plan, rollouts: part.iter().map(trained).collect() });
+                }
+            }
+            other => records.push(other),
+        }
+    }
+    let loose = request(FIRST_LOOSE, 0, 0);
+    records.insert(1, Record::PlanOpened { plan: FIRST_LOOSE, requests: vec![loose.clone()] });
+    records.insert(2, Record::Delta(DeltaRecord::new(&delta(loose.id, (0, 50), 0, true), 0)));
+    records
+}
+
+#[test]
+fn a_driven_ledger_is_green_whatever_order_its_trainer_has() {
+    let audit = audit(&driven());
+    assert!(!audit.is_red(), "{}", audit.table());
+    assert_eq!((audit.plans, audit.batches, audit.dispatched, audit.trained), (3, 3, 12, 12));
+    assert_eq!(audit.length.generated.unwrap().mean, 3.5, "requests of no plan are no part of it");
+}
+
+/// Changes the last report on plan 0.
+fn misled(change: impl Fn(&mut Vec<TrainedOn>)) -> String {
+    let mut records = driven();
+    let last = records.iter_mut().rev().find_map(|record| match record {
+        Record::Trained { plan: 0, rollouts } => Some(rollouts),
+        _ => None,
+    });
+    change(last.unwrap());
+    let audit = audit(&records);
+    assert!(audit.is_red(), "{}", audit.table());
+    audit.broken.first().cloned().unwrap_or_default()
+}
+
+#[test]
+fn selection_in_a_driven_run_is_red() {
+    let dropped = misled(|rollouts| rollouts.truncate(1));
+    assert!(dropped.starts_with("batch 0, plan 0, lacks 1 of 4 rollouts, the first is p0.r1"), "{dropped}");
+    let swapped = misled(|rollouts| rollouts[1].rollout.plan = 1);
+    assert!(swapped.contains("lacks 1 of 4 rollouts, the first is p0.r1; 1 are of other plans"), "{swapped}");
+    assert_eq!(misled(|rollouts| rollouts[1].masked_in = 0), "batch 0 trains on 0 of the 2 tokens of p0.r1");
+    let mut never = driven();
+    never.retain(|record| !matches!(record, Record::Trained { plan: 1, .. }));
+    assert!(audit(&never).broken.iter().any(|rule| rule.contains("passes over plan 1")));
+    let mut refused = driven();
+    let at = refused.iter().position(|record| matches!(record, Record::Trained { plan: 0, .. })).unwrap();
+    let said = TrainedOn { rollout: RolloutId { plan: 0, index: 3 }, tokens: 4, masked_in: 4 };
+    refused.insert(at, Record::Misreported { plan: 0, rollouts: vec![said] });
+    let audit = audit(&refused);
+    assert!(audit.broken[0].starts_with("batch 0, plan 0, lacks 3 of 4 rollouts"), "{:?}", audit.broken);
 }

@@ -8,14 +8,19 @@ use crate::{
     progress::say,
     serve::{
         self, Gateway, Options,
-        capture::Capture,
         pool::{Pool, Replica},
+        prompts::Prompts,
+        pull::{self, Judging, Pull},
         speech::Speech,
     },
 };
 use clap::{Args, builder::PossibleValuesParser};
 use lockstep_adapters::{EngineKind, OnFinding};
-use lockstep_core::{TokenId, WeightVersion};
+use lockstep_core::{
+    SamplingParams, TokenId, WeightVersion,
+    dispatch::{Mode, Rules},
+    sampling::{Limits as AnswerLimits, Truncation},
+};
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 
@@ -56,6 +61,8 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "ENGINE", value_parser = PossibleValuesParser::new(["vllm", "sglang", "llama.cpp"]))]
     print_launch: Option<String>,
     #[command(flatten)]
+    batches: Batches,
+    #[command(flatten)]
     engines: Engines,
     #[command(flatten)]
     limits: Limits,
@@ -85,6 +92,53 @@ struct Engines {
     /// Seconds an engine may say nothing before it counts as gone.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     silence: u64,
+}
+
+/// How batches are made.
+#[derive(Debug, Args)]
+struct Batches {
+    /// A JSONL file of prompts, from which the gateway makes batches that trainers ask for; a line has token_ids, prompt or messages.
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Prompts of a plan.
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "prompts")]
+    plan_prompts: u32,
+    /// Answers to each prompt.
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "prompts")]
+    answers: u32,
+    /// Plans after which no more come; without it the prompts begin again for ever.
+    #[arg(long, value_name = "N", requires = "prompts")]
+    plans: Option<u64>,
+    /// Divisor of the logits.
+    #[arg(long, default_value_t = 1.0, requires = "prompts")]
+    temperature: f64,
+    /// 1 is off.
+    #[arg(long, default_value_t = 1.0, requires = "prompts")]
+    top_p: f64,
+    /// 0 is off.
+    #[arg(long, default_value_t = 0, requires = "prompts")]
+    top_k: u32,
+    /// 0 is off.
+    #[arg(long, default_value_t = 0.0, requires = "prompts")]
+    min_p: f64,
+    /// Plans that may be open at a time; a trainer's lag is at most one step less.
+    #[arg(long, value_name = "N", default_value_t = serve::OPEN_PLANS)]
+    open_plans: u32,
+    /// Plans among which a complete one may overtake older ones: 1 with prompts, else as many as may be open.
+    #[arg(long, value_name = "N")]
+    window: Option<u32>,
+    /// Seconds a trainer that pulls may say nothing before its part of a batch is given to another.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    lease: u64,
+    /// Seconds after the last answer of its plan in which an answer must be rewarded.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0)]
+    reward_seconds: f64,
+    /// What an answer counts as whose reward failed or did not come in time.
+    #[arg(long, value_name = "REWARD", default_value_t = 0.0, allow_negative_numbers = true)]
+    failed_reward: f64,
+    /// How often judging an answer may fail before it counts as that.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    reward_attempts: u32,
 }
 
 /// Bounds.
@@ -121,12 +175,17 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     let speech = speech.transpose()?.map(Arc::new);
     let gateway = speaking(gateway, speech.clone(), &arguments)?;
     let (gateway, writer) = capturing(gateway, speech.as_deref(), &arguments)?;
+    let gateway = pulling(gateway, &arguments)?;
     let listener = TcpListener::bind(arguments.listen).await.map_err(|error| {
         std::io::Error::new(error.kind(), format!("cannot listen on {}: {error}", arguments.listen))
     })?;
     print(&format!("{LISTENING}{}", listener.local_addr()?));
     let gateway = Arc::new(gateway);
+    let feeding = gateway.pull.clone().map(|pull| tokio::spawn(pull::feed(gateway.clone(), pull)));
     serve::serve(gateway.clone(), listener, interrupted()).await?;
+    if let Some(feeding) = feeding {
+        feeding.abort();
+    }
     drop(gateway);
     if let Some(writer) = writer {
         flushed(writer).await?;
@@ -139,10 +198,10 @@ async fn interrupted() {
 }
 
 /// Waits for the ledger's thread; answers that were cut off still hold the way into it for a moment.
-async fn flushed(writer: std::thread::JoinHandle<()>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+async fn flushed(writer: std::thread::JoinHandle<Ledger>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let joined = tokio::task::spawn_blocking(move || writer.join());
     match tokio::time::timeout(Duration::from_secs(10), joined).await {
-        Ok(Ok(Ok(()))) => Ok(()),
+        Ok(Ok(Ok(_))) => Ok(()),
         Ok(_) => Err("the ledger's thread panicked".into()),
         Err(_) => {
             say("answers were still running; what they drew last is not in the ledger");
@@ -166,8 +225,39 @@ fn options(arguments: &Arguments) -> Options {
         grace: Duration::from_secs(limits.grace),
         default_limit: limits.max_tokens,
         seed: limits.seed,
+        rules: rules(&arguments.batches),
+        lease: Duration::from_secs(arguments.batches.lease),
+        judging: Judging {
+            limit: Duration::from_secs_f64(arguments.batches.reward_seconds.max(0.0)),
+            counts_as: arguments.batches.failed_reward,
+            attempts: arguments.batches.reward_attempts.max(1),
+        },
         ..Options::default()
     }
+}
+
+fn rules(batches: &Batches) -> Rules {
+    let open = batches.open_plans.max(1);
+    let window = batches.window.unwrap_or(if batches.prompts.is_some() { 1 } else { open });
+    Rules { max_open_plans: open, mode: Mode::Windowed { plans: window }, ..Options::default().rules }
+}
+
+fn pulling(gateway: Gateway, arguments: &Arguments) -> Result<Gateway, Box<dyn std::error::Error + Send + Sync>> {
+    let batches = &arguments.batches;
+    let Some(file) = &batches.prompts else { return Ok(gateway) };
+    let (seed, vocabulary) = (gateway.options.seed, gateway.pool.vocabulary());
+    let prompts = Prompts::load(file, seed, gateway.text().ok().map(|text| &**text), vocabulary)?;
+    let truncation = Truncation { top_k: batches.top_k, top_p: batches.top_p, min_p: batches.min_p };
+    let limits = AnswerLimits { stop: gateway.stop.clone(), max_new_tokens: gateway.options.default_limit };
+    let pull = Pull {
+        prompts,
+        groups: batches.plan_prompts,
+        answers: batches.answers,
+        params: SamplingParams::new(batches.temperature, truncation, limits, seed)?,
+        plans: batches.plans,
+        pause: Duration::from_secs(1),
+    };
+    Ok(gateway.pulling(Arc::new(pull)))
 }
 
 async fn pool(arguments: &Arguments) -> Result<Pool, Box<dyn std::error::Error + Send + Sync>> {
@@ -220,7 +310,7 @@ fn speaking(
     Ok(if own.is_empty() { gateway } else { gateway.stopping_at(own) })
 }
 
-type Writer = Option<std::thread::JoinHandle<()>>;
+type Writer = Option<std::thread::JoinHandle<Ledger>>;
 
 fn capturing(
     gateway: Gateway,
@@ -228,11 +318,10 @@ fn capturing(
     arguments: &Arguments,
 ) -> Result<(Gateway, Writer), Box<dyn std::error::Error + Send + Sync>> {
     let Some(out) = &arguments.out else { return Ok((gateway, None)) };
-    let (ledger, records) = Ledger::open(out)?;
-    let (plans, sessions) = serve::restore(records)?;
+    let restored = serve::restore(out, &gateway.options)?;
     if let Some(speech) = speech {
-        speech.restore(sessions)?;
+        speech.restore(restored.sessions)?;
     }
-    let (capture, writer) = Capture::start(ledger)?;
-    Ok((gateway.capturing(capture, plans), Some(writer)))
+    let gateway = gateway.capturing(restored.capture, restored.plans, restored.loose);
+    Ok((gateway, Some(restored.writer)))
 }

@@ -466,7 +466,7 @@ impl Driver {
     }
 }
 
-fn milliseconds_since_1970() -> u64 {
+pub(crate) fn milliseconds_since_1970() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 

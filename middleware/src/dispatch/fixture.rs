@@ -1,8 +1,8 @@
 //! Requests, deltas and answers for tests.
 
 use lockstep_core::{
-    BehaviorDistribution, Delta, FinishReason, Rollout, RolloutId, SamplerProfile, SamplingParams, Stamp, Support,
-    TokenId, WeightVersion,
+    BehaviorDistribution, Delta, FinishReason, RolloutId, SamplerProfile, SamplingParams, Stamp, Support, TokenId,
+    WeightVersion,
     delta::KvHistory,
     profile::{Dtypes, FilterName, LogProbMeaning, TieRule},
     rollout::Request,
@@ -46,8 +46,4 @@ pub(crate) fn delta(rollout: RolloutId, (start, tokens): (u32, u32), step: u64, 
         profile: profile(),
         finish: ends.then_some(FinishReason::Length),
     }
-}
-
-pub(crate) fn answer(request: &Request, tokens: u32) -> Rollout {
-    Rollout::fold(request.clone(), [delta(request.id, (0, tokens), 0, true)]).unwrap()
 }

@@ -1,6 +1,9 @@
 //! What a ledger says of plans that are open: where a run goes on that was ended from outside.
 
-use crate::ledger::Record;
+use crate::{
+    ledger::{Record, TrainedOn},
+    session::SessionRecord,
+};
 use lockstep_core::{
     BatchPlan, Delta, RolloutId, SamplerProfile, WeightVersion,
     behavior::BehaviorError,
@@ -13,6 +16,9 @@ use std::{
     sync::Arc,
 };
 
+/// Requests of no plan are numbered from here, so that the numbers of plans follow each other.
+pub const FIRST_LOOSE: u64 = 1 << 40;
+
 /// What a ledger says, sorted by plan and rollout.
 #[derive(Debug, Default)]
 pub struct History {
@@ -21,6 +27,13 @@ pub struct History {
     pub(super) attempts: BTreeMap<RolloutId, u32>,
     pub(super) rewards: BTreeMap<RolloutId, f64>,
     pub(super) sealed: BTreeSet<u64>,
+    /// Groups, and answers to each, of plans whose requests came later, if they did.
+    pub(super) reserved: BTreeMap<u64, (u32, u32)>,
+    pub(super) dispatched: BTreeMap<RolloutId, Request>,
+    pub(super) trained: BTreeMap<u64, Vec<TrainedOn>>,
+    /// Turns of conversations, in their order.
+    pub sessions: Vec<SessionRecord>,
+    next_loose: Option<u64>,
     /// Plan, and the weights before and after its step, in the order of training.
     consumed: Vec<(u64, WeightVersion, WeightVersion)>,
 }
@@ -83,6 +96,8 @@ impl History {
         for record in records {
             match record {
                 Record::Profile(profile) => profiles.push(Arc::new(profile)),
+                Record::PlanOpened { plan, .. } if plan >= FIRST_LOOSE => history.next_loose = Some(plan + 1),
+                Record::Delta(delta) if delta.rollout.plan >= FIRST_LOOSE => {}
                 Record::PlanOpened { plan, requests } => drop(history.requests.insert(plan, requests)),
                 Record::Delta(delta) => {
                     let (rollout, profile, known) = (delta.rollout, delta.profile, profiles.len());
@@ -93,7 +108,7 @@ impl History {
                 }
                 Record::PlanSealed { plan } => drop(history.sealed.insert(plan)),
                 Record::Reward { rollout, reward } | Record::RewardFailed { rollout, counts_as: reward, .. } => {
-                    history.rewards.insert(rollout, reward);
+                    history.rewards.entry(rollout).or_insert(reward);
                 }
                 Record::Consumed { plan, before, after, .. } => history.consumed.push((plan, before, after)),
                 Record::Sent(sent) => {
@@ -107,13 +122,13 @@ impl History {
                 Record::Resumed { restored, .. } => {
                     history.consumed.retain(|(_, before, _)| before.step < restored.step)
                 }
-                Record::Resync(_)
-                | Record::Dispatch { .. }
-                | Record::Arrived { .. }
-                | Record::PlanReserved { .. }
-                | Record::Dispatched(_)
-                | Record::Session(_)
-                | Record::Trained { .. } => {}
+                Record::PlanReserved { plan, groups, answers } => {
+                    history.reserved.insert(plan, (groups, answers));
+                }
+                Record::Dispatched(request) => drop(history.dispatched.insert(request.id, request)),
+                Record::Trained { plan, rollouts } => history.trained.entry(plan).or_default().extend(rollouts),
+                Record::Session(record) => history.sessions.push(record),
+                Record::Resync(_) | Record::Dispatch { .. } | Record::Arrived { .. } | Record::Misreported { .. } => {}
             }
         }
         Ok(history)
@@ -126,7 +141,13 @@ impl History {
 
     /// Number of the first plan that was never opened.
     pub fn next_plan(&self) -> u64 {
-        self.requests.keys().next_back().map_or(0, |plan| plan + 1)
+        let last = self.requests.keys().next_back().max(self.reserved.keys().next_back());
+        last.map_or(0, |plan| plan + 1)
+    }
+
+    /// Number of the first request of no plan that was never made.
+    pub fn next_loose(&self) -> u64 {
+        self.next_loose.unwrap_or(FIRST_LOOSE)
     }
 
     /// Versions that drew tokens of plans which are not trained on at step `restored`, or will be again.

@@ -1,5 +1,7 @@
 //! The driver against samplers that answer, die, fall silent and come back.
 
+mod network;
+
 use super::{fixture::*, *};
 use crate::{
     audit::{Account, Audit},

@@ -2,11 +2,18 @@
 
 use super::{Ledger, LedgerError, Record};
 use lockstep_core::Delta;
-use std::thread;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Instant,
+};
 use tokio::sync::{mpsc, oneshot};
 
 /// Commits that may wait before the next one waits to be sent.
-const WAITING: usize = 1024;
+const WAITING: usize = 8192;
 
 /// Bytes, about, that one sync makes durable at most.
 const BYTES_A_SYNC: usize = 8 << 20;
@@ -17,7 +24,7 @@ pub enum Entry {
     /// A record.
     Record(Record),
     /// Tokens as they arrived.
-    Delta(Delta),
+    Delta(Arc<Delta>),
 }
 
 impl Entry {
@@ -30,10 +37,24 @@ impl Entry {
     }
 }
 
+type Done = oneshot::Sender<Result<(), LedgerError>>;
+
 #[derive(Debug)]
 pub(super) struct Commit {
     entries: Vec<Entry>,
-    done: oneshot::Sender<Result<(), LedgerError>>,
+    /// Who waits for the disk; nobody where a later commit is waited for.
+    done: Option<Done>,
+}
+
+/// What the ledger's thread has done.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// Entries appended.
+    pub entries: AtomicU64,
+    /// Syncs of the file.
+    pub syncs: AtomicU64,
+    /// Microseconds spent appending and syncing.
+    pub microseconds: AtomicU64,
 }
 
 /// A ledger that many write to at once. Clones write to the same.
@@ -41,6 +62,7 @@ pub(super) struct Commit {
 pub struct SharedLedger {
     commits: mpsc::Sender<Commit>,
     path: std::path::PathBuf,
+    written: Arc<Written>,
 }
 
 impl SharedLedger {
@@ -51,17 +73,23 @@ impl SharedLedger {
     pub fn start(ledger: Ledger) -> Result<(Self, thread::JoinHandle<Ledger>), LedgerError> {
         let path = ledger.path().to_owned();
         let (shared, commits) = Self::channel(path.clone());
-        let thread = thread::Builder::new().name("ledger".into()).spawn(move || serve(ledger, commits));
+        let written = shared.written.clone();
+        let thread = thread::Builder::new().name("ledger".into()).spawn(move || serve(ledger, commits, &written));
         Ok((shared, thread.map_err(super::io_error("start the writer of", &path))?))
     }
 
     pub(super) fn channel(path: std::path::PathBuf) -> (Self, mpsc::Receiver<Commit>) {
         let (commits, receiver) = mpsc::channel(WAITING);
-        (Self { commits, path }, receiver)
+        (Self { commits, path, written: Arc::default() }, receiver)
     }
 
-    /// Appends in order and waits until the disk has it: only then may it be acknowledged. Whoever waits at the same time
-    /// shares the sync.
+    /// What has been written so far.
+    pub fn written(&self) -> &Arc<Written> {
+        &self.written
+    }
+
+    /// Appends in order and waits until the disk has it and everything sent before: only then may it be acknowledged. Whoever
+    /// waits at the same time shares the sync.
     ///
     /// Safe to repeat after a lost acknowledgement: deltas that are there already are not stored again.
     ///
@@ -70,46 +98,80 @@ impl SharedLedger {
     /// of what waited is acknowledged, and nothing later.
     pub async fn commit(&self, entries: Vec<Entry>) -> Result<(), LedgerError> {
         let (done, synced) = oneshot::channel();
-        let stopped = || LedgerError::Stopped(self.path.clone());
-        self.commits.send(Commit { entries, done }).await.map_err(|_| stopped())?;
-        synced.await.map_err(|_| stopped())?
+        self.send(Commit { entries, done: Some(done) }).await?;
+        synced.await.map_err(|_| self.stopped())?
+    }
+
+    /// Appends in order; a later [`SharedLedger::commit`] makes it durable too. An entry that is refused stops the ledger, since
+    /// nobody waits to be told.
+    ///
+    /// # Errors
+    /// A ledger that has stopped.
+    pub async fn append(&self, entries: Vec<Entry>) -> Result<(), LedgerError> {
+        self.send(Commit { entries, done: None }).await
+    }
+
+    async fn send(&self, commit: Commit) -> Result<(), LedgerError> {
+        self.commits.send(commit).await.map_err(|_| self.stopped())
+    }
+
+    fn stopped(&self) -> LedgerError {
+        LedgerError::Stopped(self.path.clone())
     }
 }
 
-/// Serves commits until nobody can send one any more.
-pub(super) fn serve(mut ledger: Ledger, mut commits: mpsc::Receiver<Commit>) -> Ledger {
+/// Serves commits until nobody can send one any more, or the ledger has stopped.
+pub(super) fn serve(mut ledger: Ledger, mut commits: mpsc::Receiver<Commit>, written: &Written) -> Ledger {
     while let Some(first) = commits.blocking_recv() {
-        let mut round = vec![append(&mut ledger, first)];
-        while round.iter().map(|taken| taken.size).sum::<usize>() < BYTES_A_SYNC
+        let (began, mut round) = (Instant::now(), Round::default());
+        round.take(&mut ledger, first);
+        while round.size < BYTES_A_SYNC
+            && round.lost.is_none()
             && let Ok(commit) = commits.try_recv()
         {
-            round.push(append(&mut ledger, commit));
+            round.take(&mut ledger, commit);
         }
-        let synced = ledger.sync();
-        for Taken { appended, done, .. } in round {
-            let answer = match (&synced, appended) {
-                (_, Err(refused)) => Err(refused),
-                (Err(error), Ok(())) => Err(error.again(ledger.path())),
-                (Ok(()), Ok(())) => Ok(()),
+        let synced = round.lost.map_or_else(|| ledger.sync(), Err);
+        written.entries.fetch_add(round.entries as u64, Ordering::Relaxed);
+        written.syncs.fetch_add(1, Ordering::Relaxed);
+        written.microseconds.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
+        for (appended, done) in round.waiting {
+            let answer = match &synced {
+                Ok(()) => appended,
+                Err(error) => appended.and_then(|()| Err(error.again(ledger.path()))),
             };
             // Who no longer waits will ask again.
             let _ = done.send(answer);
+        }
+        if let Err(error) = synced {
+            tracing::error!(%error, "nothing is acknowledged any more");
+            return ledger;
         }
     }
     ledger
 }
 
-struct Taken {
-    appended: Result<(), LedgerError>,
+/// What one sync makes durable.
+#[derive(Default)]
+struct Round {
+    waiting: Vec<(Result<(), LedgerError>, Done)>,
+    entries: usize,
     size: usize,
-    done: oneshot::Sender<Result<(), LedgerError>>,
+    /// Why an entry nobody waits for was refused.
+    lost: Option<LedgerError>,
 }
 
-fn append(ledger: &mut Ledger, commit: Commit) -> Taken {
-    let size = commit.entries.iter().map(Entry::size).sum();
-    let appended = commit.entries.iter().try_for_each(|entry| match entry {
-        Entry::Record(record) => ledger.append(record),
-        Entry::Delta(delta) => ledger.append_delta(delta),
-    });
-    Taken { appended, size, done: commit.done }
+impl Round {
+    fn take(&mut self, ledger: &mut Ledger, commit: Commit) {
+        self.size += commit.entries.iter().map(Entry::size).sum::<usize>();
+        self.entries += commit.entries.len();
+        let appended = commit.entries.iter().try_for_each(|entry| match entry {
+            Entry::Record(record) => ledger.append(record),
+            Entry::Delta(delta) => ledger.append_delta(delta),
+        });
+        match commit.done {
+            Some(done) => self.waiting.push((appended, done)),
+            None => self.lost = appended.err(),
+        }
+    }
 }

@@ -170,10 +170,17 @@ pub enum Record {
     },
     /// A turn of a conversation, from which its session is rebuilt.
     Session(SessionRecord),
+    /// What a trainer says it trained on, which is not what the plan has, or not in its turn.
+    Misreported {
+        /// Number of the plan.
+        plan: u64,
+        /// In the trainer's order.
+        rollouts: Vec<TrainedOn>,
+    },
 }
 
 /// What a trainer says of one rollout it trained on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TrainedOn {
     /// The rollout.
     pub rollout: RolloutId,
@@ -298,6 +305,7 @@ impl Record {
             | Self::Arrived { .. }
             | Self::RewardFailed { .. }
             | Self::Resumed { .. }
+            | Self::Misreported { .. }
             | Self::Session(_) => None,
         }
     }
@@ -320,6 +328,7 @@ impl fmt::Display for Record {
             Self::Dispatched(request) => write!(f, "the request of rollout {}", request.id),
             Self::Session(record) => write!(f, "turn {} of session {}", record.turn, record.session),
             Self::Trained { plan, .. } => write!(f, "the training on plan {plan}"),
+            Self::Misreported { plan, .. } => write!(f, "a training that is not plan {plan}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),
             Self::Dispatch { max_open_plans, .. } => write!(f, "the rules of dispatch, {max_open_plans} open plans"),
             Self::Sent(sent) => write!(f, "the sending of {} answers to {}", sent.answers.len(), sent.sampler),

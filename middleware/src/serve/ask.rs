@@ -5,6 +5,7 @@ use super::{
     draw::{self, Answer, DrawError, Order},
     fields::Fields,
     ids,
+    planned::captured,
     refusal::Refusal,
     stop::Stops,
 };
@@ -102,7 +103,7 @@ impl Sampling {
     pub fn params(&self, id: RolloutId, answer: u32, own: u64) -> Result<SamplingParams, Refusal> {
         let seed = match self.seed {
             Some(seed) => seed.wrapping_add(u64::from(answer)),
-            None => mix(own ^ mix(id.plan) ^ u64::from(id.index)) >> 33,
+            None => seed_of(id, own),
         };
         let params = SamplingParams::new(self.temperature, self.truncation, self.limits.clone(), seed);
         params.map_err(|error| {
@@ -121,6 +122,11 @@ impl Sampling {
     pub fn truncation(&self) -> &Truncation {
         &self.truncation
     }
+}
+
+/// The seed of an answer by its name, where none is asked.
+pub(super) fn seed_of(id: RolloutId, own: u64) -> u64 {
+    mix(own ^ mix(id.plan) ^ u64::from(id.index)) >> 33
 }
 
 /// SplitMix64's finaliser.
@@ -264,7 +270,7 @@ impl Ask {
         let answers = self.sampling.answers;
         let Some(named) = &self.named else {
             let params = |id: RolloutId| self.sampling.params(id, id.index % answers, own);
-            let requests = gateway.plans.loose(&self.prompts, params, answers)?;
+            let requests = gateway.loose.requests(&self.prompts, params, answers)?;
             if let Some(first) = requests.first().filter(|_| gateway.capture.is_on()) {
                 let opened = Record::PlanOpened { plan: first.id.plan, requests: requests.clone() };
                 gateway.capture.record(opened).await.map_err(captured)?;
@@ -273,28 +279,26 @@ impl Ask {
             return Ok(requests.into_iter().map(fresh).collect());
         };
         let mut orders: Vec<Order> = Vec::with_capacity(named.len());
+        let mut dispatched = Vec::new();
         for (at, &id) in named.iter().enumerate() {
             let (prompt, answer) = (&self.prompts[at / answers as usize], at as u32 % answers);
-            let taken = self.sampling.params(id, answer, own).and_then(|params| gateway.plans.take(id, prompt, params));
+            let taken = self.sampling.params(id, answer, own).and_then(|params| gateway.take(id, prompt, params));
             match taken {
-                Ok(order) => orders.push(order),
+                Ok((order, first)) => {
+                    dispatched.extend(first.then(|| order.request.clone()));
+                    orders.push(order);
+                }
                 Err(refusal) => {
-                    orders.into_iter().for_each(|order| gateway.plans.ended(&order.request, order.have));
+                    orders.into_iter().for_each(|order| gateway.ended(&order.request, order.have));
                     return Err(refusal);
                 }
             }
         }
-        let fresh = orders.iter().filter(|order| order.planned && order.have.is_empty());
-        let dispatched: Vec<Request> = fresh.map(|order| order.request.clone()).collect();
         for request in dispatched {
             gateway.capture.record(Record::Dispatched(request)).await.map_err(captured)?;
         }
         Ok(orders)
     }
-}
-
-fn captured(error: super::capture::CaptureError) -> Refusal {
-    Refusal::internal(error.to_string())
 }
 
 impl From<DrawError> for Refusal {

@@ -127,7 +127,7 @@ pub fn page(gateway: &Gateway) -> String {
     page.counter("tokens_inexact_total", "Tokens whose support is partly unknown.", counts.inexact.load(Relaxed));
     page.counter("plan_differences_total", "Reports of training on something else.", counts.differences.load(Relaxed));
     page.counter("weight_updates_total", "Weight updates that passed.", gateway.updates.count());
-    page.gauge("plans_open", "Plans that are open or sealed.", gateway.plans.open_plans());
+    page.gauge("plans_open", "Plans that are open or sealed.", gateway.plans.open_plans().len());
     page.gauge("paused", "Whether sampling is paused.", u8::from(gateway.pool.is_paused()));
     ledger(&mut page, gateway);
     replicas(&mut page, gateway);

@@ -4,7 +4,11 @@
 //! even when its client has left: leaving would otherwise be a filter by length.
 
 use super::{Gateway, capture::CaptureError, pool::Busy, stop::Stops, updates::Began};
-use crate::config::Stage;
+use crate::{
+    config::Stage,
+    dispatch::milliseconds_since_1970,
+    ledger::{Record, SentAnswer, SentRecord},
+};
 use futures_util::StreamExt;
 use lockstep_core::{
     BehaviorDistribution, Delta, FinishReason, RolloutId, TokenId,
@@ -74,6 +78,8 @@ struct Drawing {
     tokens: Vec<TokenId>,
     sender: mpsc::Sender<Result<Arc<Delta>, DrawError>>,
     began: Began,
+    /// 1, and one more for every time it broke off before its first token.
+    attempt: u32,
     settled: bool,
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -94,7 +100,19 @@ impl Drawing {
         }
         let mut began = gateway.updates.begin();
         began.resumes(have.first().map(|delta| delta.stamp.clone()));
-        Self { gateway, request, planned, stops, deltas: have, tokens, sender, began, settled: false, _permit: permit }
+        Self {
+            gateway,
+            request,
+            planned,
+            stops,
+            deltas: have,
+            tokens,
+            sender,
+            began,
+            attempt: 1,
+            settled: false,
+            _permit: permit,
+        }
     }
 
     async fn run(mut self) {
@@ -114,7 +132,7 @@ impl Drawing {
     /// Gives the plan what there is of the answer, once.
     fn settle(&mut self) {
         if !std::mem::replace(&mut self.settled, true) {
-            self.gateway.plans.ended(&self.request, std::mem::take(&mut self.deltas));
+            self.gateway.ended(&self.request, std::mem::take(&mut self.deltas));
         }
     }
 
@@ -131,6 +149,7 @@ impl Drawing {
             self.gateway.pool.opened().await;
             let had = self.tokens.len();
             let Ok(replica) = self.gateway.pool.pick(broken.as_deref()) else { return Ok(()) };
+            self.sent(replica.name()).await?;
             let (engine, source) = match self.once(&replica).await? {
                 Ended::Finished | Ended::ClientLeft => return Ok(()),
                 Ended::Broke { engine, source } => (engine, source),
@@ -148,8 +167,20 @@ impl Drawing {
             }
             self.gateway.counts.resumed();
             tracing::warn!(rollout = %self.request.id, tokens = self.tokens.len(), %source, "resumed after {engine}");
+            self.attempt += u32::from(self.tokens.is_empty());
             broken = Some(engine);
         }
+    }
+
+    /// Tells the ledger who draws an answer of a plan, and from where.
+    async fn sent(&mut self, engine: &str) -> Result<(), DrawError> {
+        if !self.planned {
+            return Ok(());
+        }
+        let (rollout, attempt, tokens) = (self.request.id, self.attempt, self.tokens.len() as u32);
+        let (sampler, at) = (engine.to_owned(), milliseconds_since_1970());
+        let sent = SentRecord { sampler, at, answers: vec![SentAnswer { rollout, attempt, tokens }] };
+        Ok(self.gateway.capture.record(Record::Sent(sent)).await?)
     }
 
     /// An engine may break after the last token and before it says why it ended.
@@ -178,7 +209,9 @@ impl Drawing {
             return Ok(Ended::Broke { engine, source });
         }
         let sampler = replica.sampler().clone();
-        let ask = SampleRequest { request: self.request.clone(), resumed: self.tokens.clone() };
+        let mut request = self.request.clone();
+        request.params = request.params.for_attempt(self.attempt);
+        let ask = SampleRequest { request, resumed: self.tokens.clone() };
         let mut stream = match patiently(&self.gateway, sampler.generate(vec![ask])).await {
             Ok(stream) => stream,
             Err(source) => return Ok(Ended::Broke { engine, source }),
@@ -283,7 +316,11 @@ impl Drawing {
     async fn accept(&mut self, delta: Delta) -> Result<(), DrawError> {
         let delta = Arc::new(delta);
         self.gateway.counts.tokens(&delta);
-        if delta.finish.is_some() {
+        if delta.finish.is_some() && self.planned {
+            self.gateway.capture.delta(delta.clone()).await?;
+            let arrived = Record::Arrived { rollout: delta.rollout, at: milliseconds_since_1970() };
+            self.gateway.capture.record_durably(arrived).await?;
+        } else if delta.finish.is_some() {
             self.gateway.capture.delta_durably(delta.clone()).await?;
         } else {
             self.gateway.capture.delta(delta.clone()).await?;

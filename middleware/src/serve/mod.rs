@@ -1,8 +1,8 @@
 //! The gateway: one port in front of one or several engines, for HTTP and gRPC.
 //!
 //! A request of any dialect becomes an [`ask::Ask`]; [`draw`] has each answer drawn by a replica of the [`pool`], checks it and
-//! writes it to the ledger through [`capture`]; [`told`] is what the dialect shows of it. [`plans`] knows who belongs to which
-//! batch, [`updates`] which weight updates passed. Never rebuilds ids from text.
+//! writes it to the ledger through [`capture`]; [`told`] is what the dialect shows of it. [`Plans`] knows who belongs to which
+//! batch, [`pull`] makes batches of prompts, [`updates`] which weight updates passed. Never rebuilds ids from text.
 
 pub mod ask;
 pub mod capture;
@@ -11,12 +11,14 @@ pub mod counts;
 pub mod draw;
 pub mod fields;
 pub mod ids;
+pub mod loose;
 mod openai;
-pub mod plans;
+mod planned;
 pub mod pool;
+pub mod prompts;
+pub mod pull;
 pub mod refusal;
 mod reply;
-mod restore;
 mod rollouts;
 mod sglang;
 pub mod speech;
@@ -27,10 +29,11 @@ mod trainer;
 pub mod updates;
 mod vllm;
 
-pub use restore::{RestoreError, restore};
+pub use planned::{RestoreError, Restored, restore};
 
 use crate::{
     config::Stage,
+    dispatch::Plans,
     wire::{MAX_MESSAGE, proto::middleware_server::MiddlewareServer},
 };
 use axum::{
@@ -44,13 +47,26 @@ use axum::{
 };
 use capture::Capture;
 use counts::Counts;
-use lockstep_core::{TokenId, dlc::Trigger};
-use plans::Plans;
+use lockstep_core::{
+    TokenId,
+    dispatch::{Mode, Rules},
+    dlc::Trigger,
+};
+use loose::Loose;
 use pool::Pool;
+use pull::{Judging, Pull};
 use refusal::Refusal;
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use text::Text;
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{
+    net::TcpListener,
+    sync::{Mutex, Semaphore},
+};
 use updates::Updates;
 
 /// How the gateway serves.
@@ -76,7 +92,18 @@ pub struct Options {
     pub default_limit: u32,
     /// Seed behind the seeds of requests that send none.
     pub seed: u64,
+    /// Open plans, the order of training, limits on attempts.
+    pub rules: Rules,
+    /// How long a trainer that pulls may say nothing before its part of a batch is given to another.
+    pub lease: Duration,
+    /// What becomes of answers that nobody rewards.
+    pub judging: Judging,
 }
+
+/// Plans that may be open at a time unless something else is asked.
+pub const OPEN_PLANS: u32 = 8;
+/// How often an answer of a pulled plan may break off.
+pub const MAX_INTERRUPTIONS: u32 = 8;
 
 impl Default for Options {
     fn default() -> Self {
@@ -91,6 +118,14 @@ impl Default for Options {
             grace: Duration::from_secs(10),
             default_limit: 4096,
             seed: 0,
+            rules: Rules {
+                max_open_plans: OPEN_PLANS,
+                mode: Mode::Windowed { plans: OPEN_PLANS },
+                max_interruptions: MAX_INTERRUPTIONS,
+                ..Rules::default()
+            },
+            lease: Duration::from_secs(60),
+            judging: Judging::default(),
         }
     }
 }
@@ -101,6 +136,10 @@ pub struct Gateway {
     pub pool: Pool,
     /// Who belongs to which batch.
     pub plans: Plans,
+    /// Requests of no plan.
+    pub loose: Loose,
+    /// What batches are made of, where the gateway makes them.
+    pub pull: Option<Arc<Pull>>,
     /// The way into the ledger.
     pub capture: Capture,
     /// Weight updates that passed.
@@ -116,6 +155,9 @@ pub struct Gateway {
     text: Option<Arc<dyn Text>>,
     in_flight: Arc<Semaphore>,
     client: control::Client,
+    began: Instant,
+    /// Held while a report is looked at, written down, and counted.
+    reporting: Mutex<()>,
 }
 
 impl Gateway {
@@ -123,10 +165,13 @@ impl Gateway {
     pub fn new(pool: Pool, options: Options) -> Self {
         let in_flight = Arc::new(Semaphore::new(options.in_flight));
         let client = control::client();
-        let (plans, updates, counts, stop, trigger) = Default::default();
+        let plans = Plans::new(options.rules, 0, options.lease.as_millis() as u64);
+        let (loose, updates, counts, stop, trigger, reporting) = Default::default();
         Self {
             pool,
             plans,
+            loose,
+            pull: None,
             capture: Capture::off(),
             updates,
             counts,
@@ -136,13 +181,22 @@ impl Gateway {
             text: None,
             in_flight,
             client,
+            began: Instant::now(),
+            reporting,
         }
     }
 
     /// Writes everything to a ledger, and goes on where it ends.
     #[must_use]
-    pub fn capturing(self, capture: Capture, plans: Plans) -> Self {
-        Self { capture, plans, ..self }
+    pub fn capturing(self, capture: Capture, plans: Plans, loose: Loose) -> Self {
+        Self { capture, plans, loose, ..self }
+    }
+
+    /// Makes batches of prompts, from [`pull::feed`] on.
+    #[must_use]
+    pub fn pulling(self, pull: Arc<Pull>) -> Self {
+        self.plans.feed(true);
+        Self { pull: Some(pull), ..self }
     }
 
     /// Speaks text, by this model's tokenizer and template; its stop ids end answers.
@@ -216,7 +270,7 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/generate", post(sglang::generate))
         .route("/generate/", post(sglang::trl))
         .route("/v1/rollouts/{id}/reward", post(rollouts::reward))
-        .route("/v1/plans", post(rollouts::open))
+        .route("/v1/plans", post(rollouts::open).get(rollouts::list))
         .route("/v1/plans/{plan}/seal", post(rollouts::seal))
         .route("/v1/plans/{plan}/consumed", post(rollouts::consumed))
         .merge(control::routes())

@@ -2,12 +2,14 @@
 
 use super::{
     Gateway, ids,
-    plans::Sealed,
     refusal::Refusal,
     reply,
     told::{self, VersionSpan},
 };
-use crate::ledger::{Record, TrainedOn};
+use crate::{
+    dispatch::{Progress, Sealed},
+    ledger::TrainedOn,
+};
 use axum::{
     body::{Body, Bytes},
     extract::{Path, State},
@@ -15,7 +17,7 @@ use axum::{
     response::Response,
 };
 use futures_util::stream;
-use lockstep_core::{Rollout, RolloutId, TokenId};
+use lockstep_core::{Rollout, TokenId, reward::Outcome};
 use serde::{Deserialize, Serialize};
 use std::{convert::Infallible, sync::Arc};
 
@@ -35,7 +37,8 @@ struct Opened {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reward {
-    reward: f64,
+    reward: Option<f64>,
+    failed: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -63,6 +66,10 @@ struct Line<'a> {
     behavior: told::Base64Columns,
     weight_versions: Vec<VersionSpan>,
     reward: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_line: Option<usize>,
 }
 
 fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
@@ -71,40 +78,6 @@ fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
 
 fn number(plan: &str) -> Result<u64, Refusal> {
     plan.parse().map_err(|_| Refusal::request(format!("{plan:?} is no number of a plan")))
-}
-
-impl Gateway {
-    /// Opens a plan, durably.
-    pub(super) async fn open_plan(&self, groups: u32, answers: u32) -> Result<(u64, Vec<RolloutId>), Refusal> {
-        let (plan, rollouts) = self.plans.open(groups, answers)?;
-        self.keep(Record::PlanReserved { plan, groups, answers }).await?;
-        Ok((plan, rollouts))
-    }
-
-    /// Notes a reward, durably.
-    pub(super) async fn note_reward(&self, rollout: RolloutId, reward: f64) -> Result<(), Refusal> {
-        self.plans.reward(rollout, reward)?;
-        self.keep(Record::Reward { rollout, reward }).await
-    }
-
-    /// The batch of a plan, as soon as all of it is there.
-    pub(super) async fn sealed(&self, plan: u64) -> Result<Sealed, Refusal> {
-        let sealed = self.plans.seal_when_complete(plan).await?;
-        if sealed.first {
-            self.keep(Record::PlanSealed { plan }).await?;
-        }
-        Ok(sealed)
-    }
-
-    /// Holds what was trained on against the plan.
-    pub(super) async fn trained(&self, plan: u64, rollouts: Vec<TrainedOn>) -> Result<(), Refusal> {
-        self.plans.consumed(plan, &rollouts).inspect_err(|_| self.counts.difference())?;
-        self.keep(Record::Trained { plan, rollouts }).await
-    }
-
-    async fn keep(&self, record: Record) -> Result<(), Refusal> {
-        self.capture.record_durably(record).await.map_err(|error| Refusal::internal(error.to_string()))
-    }
 }
 
 pub(super) async fn open(State(gateway): State<Arc<Gateway>>, body: Body) -> Response {
@@ -121,9 +94,17 @@ pub(super) async fn reward(State(gateway): State<Arc<Gateway>>, Path(id): Path<S
     let noted = async {
         let rollout = ids::rollout(&id)?;
         let body = gateway.body(body).await?;
-        let Reward { reward } = read(&body)?;
-        gateway.note_reward(rollout, reward).await?;
-        reply::json(&serde_json::json!({"rollout_id": id, "reward": reward}))
+        match read::<Reward>(&body)? {
+            Reward { reward: Some(reward), failed: None } => {
+                gateway.note_reward(rollout, Outcome::Reward(reward)).await?;
+                reply::json(&serde_json::json!({"rollout_id": id, "reward": reward}))
+            }
+            Reward { reward: None, failed: Some(reason) } => {
+                let left = gateway.note_failure(rollout, &reason).await?;
+                reply::json(&serde_json::json!({"rollout_id": id, "attempts_left": left}))
+            }
+            _ => Err(Refusal::field("reward", "the body has not exactly one of reward and failed")),
+        }
     };
     noted.await.unwrap_or_else(|refusal| gateway.refuse(refusal))
 }
@@ -132,16 +113,16 @@ pub(super) async fn reward(State(gateway): State<Arc<Gateway>>, Path(id): Path<S
 pub(super) async fn seal(State(gateway): State<Arc<Gateway>>, Path(plan): Path<String>) -> Response {
     let sealed = async { gateway.sealed(number(&plan)?).await };
     match sealed.await {
-        Ok(sealed) => lines(sealed),
+        Ok(sealed) => lines(gateway, sealed),
         Err(refusal) => gateway.refuse(refusal),
     }
 }
 
-fn lines(sealed: Sealed) -> Response {
+fn lines(gateway: Arc<Gateway>, sealed: Sealed) -> Response {
     let rollouts = sealed.batch.rollouts().len();
     let body = Body::from_stream(stream::iter((0..rollouts).map(move |at| {
         let (rollout, reward) = (&sealed.batch.rollouts()[at], sealed.rewards[at]);
-        let mut line = serde_json::to_vec(&line(rollout, reward)).unwrap_or_default();
+        let mut line = serde_json::to_vec(&line(&gateway, rollout, reward)).unwrap_or_default();
         line.push(b'\n');
         Ok::<_, Infallible>(Bytes::from(line))
     })));
@@ -150,7 +131,7 @@ fn lines(sealed: Sealed) -> Response {
     response
 }
 
-fn line(rollout: &Rollout, reward: Option<f64>) -> Line<'_> {
+fn line<'a>(gateway: &Gateway, rollout: &'a Rollout, reward: Option<f64>) -> Line<'a> {
     let deltas: Vec<_> = crate::wire::batch::split(rollout).map(Arc::new).collect();
     let mut whole = lockstep_core::BehaviorDistribution::default();
     deltas.iter().for_each(|delta| whole.extend(&delta.behavior));
@@ -164,7 +145,30 @@ fn line(rollout: &Rollout, reward: Option<f64>) -> Line<'_> {
         behavior: told::base64_columns(&whole),
         weight_versions: told::versions(&deltas, 0, true),
         reward,
+        text: text(gateway, rollout),
+        prompt_line: gateway.pull.as_ref().map(|pull| pull.line(rollout.id().plan, rollout.group())),
     }
+}
+
+/// The answer as text, for whoever judges it.
+fn text(gateway: &Gateway, rollout: &Rollout) -> Option<String> {
+    let mut decoder = gateway.text().ok()?.decoder();
+    let mut text = String::new();
+    for id in rollout.sampled() {
+        text += &decoder.push(id).ok()?;
+    }
+    text += &decoder.finish().ok()?;
+    Some(text)
+}
+
+/// The open plans, so that a trainer that was ended finds its own again.
+pub(super) async fn list(State(gateway): State<Arc<Gateway>>) -> Response {
+    let plans = gateway.plans.open_plans();
+    let plans = plans.into_iter().map(|Progress { plan, rollouts, arrived, judged }| {
+        serde_json::json!({"plan": plan, "rollouts": rollouts, "arrived": arrived, "judged": judged})
+    });
+    let listed = reply::json(&serde_json::json!({"plans": plans.collect::<Vec<_>>()}));
+    listed.unwrap_or_else(|refusal| gateway.refuse(refusal))
 }
 
 pub(super) async fn consumed(State(gateway): State<Arc<Gateway>>, Path(plan): Path<String>, body: Body) -> Response {

@@ -1,8 +1,9 @@
 //! The gateway's side of the wire contract: what a trainer asks over gRPC.
 
-use super::{Gateway, plans::Sealed, refusal::Refusal, updates::CacheEffect};
+use super::{Gateway, refusal::Refusal, updates::CacheEffect};
 use crate::{
     config::Stage,
+    dispatch::{Consumer, Sealed},
     ledger::{Record, ResyncRecord, TrainedOn},
     wire::{batch, proto, required},
 };
@@ -12,6 +13,7 @@ use lockstep_core::{
     Stamp,
     dlc::{Decision, EssLevel},
     ports::{PortError, PublishedWeights, StepReport},
+    reward::Outcome,
 };
 use std::{pin::Pin, sync::Arc};
 use tonic::{Request, Response, Status};
@@ -25,6 +27,14 @@ pub(super) struct Service {
 impl Service {
     pub(super) fn new(gateway: Arc<Gateway>) -> Self {
         Self { gateway }
+    }
+
+    /// A trainer that pulls, where there is something to pull.
+    fn consumer(&self, id: proto::ConsumerId) -> Result<Consumer, Refusal> {
+        if self.gateway.pull.is_none() {
+            return Err(Refusal::conflict(NO_PROMPTS));
+        }
+        Ok(Consumer { name: id.consumer, rank: id.rank, ranks: id.ranks })
     }
 
     async fn stamp(&self) -> Option<Stamp> {
@@ -116,8 +126,8 @@ impl proto::middleware_server::Middleware for Service {
             stage: stage as i32,
             sampler: Some(sampler),
             stamp: self.stamp().await.filter(|stamp| stamp.version().is_some()).map(|stamp| (&stamp).into()),
-            pull: false,
-            lease_seconds: 0,
+            pull: self.gateway.pull.is_some(),
+            lease_seconds: self.gateway.pull.as_ref().map_or(0, |_| self.gateway.options.lease.as_secs().max(1) as u32),
         }))
     }
 
@@ -132,14 +142,16 @@ impl proto::middleware_server::Middleware for Service {
         Ok(Response::new(chunks(&sealed)))
     }
 
-    async fn next_batch(&self, _: Request<proto::NextBatchRequest>) -> Result<Response<Chunks>, Status> {
-        Err(Status::failed_precondition(NO_PROMPTS))
+    async fn next_batch(&self, request: Request<proto::NextBatchRequest>) -> Result<Response<Chunks>, Status> {
+        let consumer = self.consumer(required(request.into_inner().consumer, "next batch", "consumer")?)?;
+        let given = self.gateway.plans.next(&consumer, self.gateway.now()).await.map_err(Refusal::from)?;
+        Ok(Response::new(given.map_or_else(|| Box::pin(tokio_stream::empty()) as Chunks, |sealed| chunks(&sealed))))
     }
 
     async fn reward(&self, request: Request<proto::Rewards>) -> Result<Response<proto::Empty>, Status> {
         for proto::RolloutReward { rollout, reward } in request.into_inner().rewards {
             let rollout = required(rollout, "reward", "rollout")?.into();
-            self.gateway.note_reward(rollout, reward).await?;
+            self.gateway.note_reward(rollout, Outcome::Reward(reward)).await?;
         }
         Ok(Response::new(proto::Empty {}))
     }
@@ -188,7 +200,9 @@ impl proto::middleware_server::Middleware for Service {
         Ok(Response::new((&stamp).into()))
     }
 
-    async fn heartbeat(&self, _: Request<proto::ConsumerId>) -> Result<Response<proto::Empty>, Status> {
-        Err(Status::failed_precondition(format!("nothing is leased; {NO_PROMPTS}")))
+    async fn heartbeat(&self, request: Request<proto::ConsumerId>) -> Result<Response<proto::Empty>, Status> {
+        let consumer = self.consumer(request.into_inner())?;
+        self.gateway.plans.heartbeat(&consumer, self.gateway.now()).map_err(Refusal::from)?;
+        Ok(Response::new(proto::Empty {}))
     }
 }

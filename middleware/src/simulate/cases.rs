@@ -8,7 +8,17 @@ use crate::{
     audit::{Audit, Selector},
     dispatch::fixture::{delta, request},
 };
-use lockstep_core::{Rollout, RolloutId, Stamp, score::versions};
+use lockstep_conformance::{Suite, pair};
+use lockstep_core::{
+    Rollout, RolloutId, Stamp, Support, TokenId,
+    dlc::{
+        Rule,
+        loss::{DomainRow, Scale, loss},
+        weigh,
+        weigh::Position,
+    },
+    score::{RowLogProbs, versions},
+};
 use std::collections::BTreeMap;
 
 const SEEDS: u64 = 10;
@@ -171,6 +181,69 @@ fn vllm_project_vllm_54443() {
     let mut plan = lockstep_core::BatchPlan::restore(0, vec![asked.clone()]).unwrap();
     plan.arrive(Rollout::fold(asked, [undeclared]).unwrap()).unwrap();
     assert!(versions(&plan.seal().unwrap()).is_err(), "tokens of undeclared weights have no log p_s");
+}
+
+/// A label is a claim. What proves it is that the greedy log-probs of a probe prompt change with the weights; a sampler that takes
+/// the new label and keeps the old weights is told by them.
+#[tokio::test]
+async fn gmiswe_tinker_cloud_32() {
+    let (suite, mut shown) = (Suite::all(), 0);
+    for check in suite.checks() {
+        for fault in check.faults().filter(|fault| fault.id == "label-without-load") {
+            for seed in 0..2 {
+                assert!(check.run(&pair::target(seed)).await.is_pass(), "{}, seed {seed}", check.id);
+                let broken = check.run(&(fault.break_target)(pair::target(seed))).await;
+                assert!(broken.is_fail(), "{}, seed {seed}: {broken:?}", check.id);
+                shown += 1;
+            }
+        }
+    }
+    assert!(shown > 0, "no check proves a label");
+}
+
+fn log_softmax(logits: &[f64]) -> Vec<f64> {
+    let normaliser = logits.iter().map(|logit| logit.exp()).sum::<f64>().ln();
+    logits.iter().map(|logit| (logit - normaliser).min(0.0)).collect()
+}
+
+/// Trains a policy over six tokens for 128 steps, each on answers drawn at its own weights by a sampler whose kernels differ a
+/// little. Every answer has the same reward, so nothing is to be learnt. Gives the KL from the first policy to the last, and the
+/// smallest ESS of a step: `1 / E_q[(p / q)^2]`.
+fn trained(rule: &Rule) -> (f64, f64) {
+    const KERNELS: [f64; 6] = [0.12, -0.05, 0.0, 0.04, -0.1, -0.01];
+    let (mut logits, mut smallest) = (vec![0.3, 0.1, 0.0, -0.2, 0.2, -0.1], 1.0f64);
+    let begin = log_softmax(&logits);
+    for _ in 0..128 {
+        let log_p = log_softmax(&logits);
+        let log_q = log_softmax(&logits.iter().zip(KERNELS).map(|(logit, error)| logit + error).collect::<Vec<_>>());
+        let second: f64 = log_p.iter().zip(&log_q).map(|(p, q)| (2.0 * p - q).exp()).sum();
+        smallest = smallest.min(1.0 / second);
+        let mut gradient = vec![0.0; logits.len()];
+        for (token, q) in log_q.iter().map(|log_q| log_q.exp()).enumerate() {
+            let ids = (0..logits.len() as u32).map(TokenId).collect();
+            let support = Support::exact(TokenId(token as u32), ids, log_q.clone()).unwrap();
+            let row = RowLogProbs { log_p: log_p.clone(), log_p_sampled: log_p[token], log_rest: None };
+            let correction = weigh(&Position { support: &support, log_s: &row, log_theta: &row }, rule).unwrap();
+            let known: Vec<usize> = (0..logits.len()).collect();
+            let row = DomainRow { log_theta: &log_p, log_s: &log_p, known: &known, sampled: token };
+            let mut of_token = vec![0.0; logits.len()];
+            loss(&row, &correction, Scale { advantage: 1.0, temperature: 1.0 }, &mut of_token);
+            gradient.iter_mut().zip(of_token).for_each(|(sum, part)| *sum += q * part);
+        }
+        logits.iter_mut().zip(gradient).for_each(|(logit, slope)| *logit -= slope);
+    }
+    let kl = begin.iter().zip(log_softmax(&logits)).map(|(begin, end)| begin.exp() * (begin - end)).sum();
+    (kl, smallest)
+}
+
+/// Plain policy gradient at cadence 1 runs away although its ESS never falls below 0.989: a high ESS is no proof. What tells the
+/// runs apart is drift that no reward asked for, of which the corrected one has none.
+#[test]
+fn marin_community_marin_8955() {
+    let ((drifted, plain), (stayed, corrected)) = (trained(&Rule::Uncorrected), trained(&Rule::dlc()));
+    assert!(plain > 0.989 && corrected > 0.989, "ESS {plain} and {corrected}");
+    assert!(drifted > 0.1, "KL {drifted}");
+    assert!(stayed < 1e-12, "KL {stayed}");
 }
 
 /// Whatever is cancelled comes back: a rollout id names one answer in the account, trained on once.

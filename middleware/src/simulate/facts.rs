@@ -78,7 +78,7 @@ impl Facts {
 
     pub(super) fn trained(&mut self, batch: &[RolloutId], step: Step) {
         let trained = batch.iter().map(|&rollout| (rollout, self.tokens(rollout))).collect();
-        self.batches.push(BatchFacts { plan: None, trained, before: version(step) });
+        self.batches.push(BatchFacts { plan: None, trained, before: Some(version(step)), any_order: false });
     }
 
     pub(super) fn tokens(&self, rollout: RolloutId) -> u32 {

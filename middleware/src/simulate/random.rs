@@ -17,7 +17,7 @@ pub(super) fn unit(parts: &[u64]) -> f64 {
 }
 
 /// Uniform in `0..below`.
-pub(super) fn pick(below: u64, parts: &[u64]) -> u64 {
+pub(crate) fn pick(below: u64, parts: &[u64]) -> u64 {
     ((u128::from(below) * u128::from(keyed(parts))) >> 64) as u64
 }
 

@@ -47,6 +47,7 @@ class Client:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._stub = MiddlewareStub(self._channel)
         self._heart: asyncio.Task[None] | None = None
+        self._held: tuple[int, list[Consumed]] | None = None
 
     async def __aenter__(self) -> Client:
         return self
@@ -84,16 +85,22 @@ class Client:
         return Description.of(await self._again("describe", lambda: self._stub.Describe(pb.Empty())))
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """Pull: batches in dispatch order."""
+        """Pull: batches in dispatch order; one counts as trained on when its step is reported, or the next is asked for."""
         if not (await self.describe()).pull:
             raise Refused("batches: this middleware has no prompts of its own; open plans instead")
         await self._beat()
         while True:
+            await self._settle()
             request = pb.NextBatchRequest(consumer=self.settings.message())
             batch = await self._again("batches", lambda: self._receive(self._stub.NextBatch(request)))
             if batch is None:
                 return
+            self._held = (batch.plan, batch.consumed())
             yield batch
+
+    async def _settle(self) -> None:
+        if self._held is not None:
+            await self.report_consumed(*self._held)
 
     @staticmethod
     async def _receive(chunks: Any) -> Batch | None:
@@ -124,9 +131,12 @@ class Client:
         await self._again("reward", lambda: self._stub.Reward(request))
 
     async def report_consumed(self, plan: Plan | int, consumed: Iterable[Consumed]) -> None:
-        """Driven: what was really trained on."""
-        request = consumed_of(plan.plan if isinstance(plan, Plan) else plan, consumed)
+        """What was really trained on."""
+        number = plan.plan if isinstance(plan, Plan) else plan
+        request = consumed_of(number, consumed)
         await self._again("report_consumed", lambda: self._stub.ReportConsumed(request))
+        if self._held is not None and self._held[0] == number:
+            self._held = None
 
     async def report_step(
         self,
@@ -139,6 +149,7 @@ class Client:
         tokens: int,
     ) -> Decision:
         """The statistics of a step."""
+        await self._settle()
         return decision_of(
             await self._once(
                 "report_step", self._stub.ReportStep, report_of(before, after, metrics, ess, gradient_norm, tokens)

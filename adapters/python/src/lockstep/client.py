@@ -55,6 +55,7 @@ class Client:
         self._closed = threading.Event()
         self._heart: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._held: tuple[int, list[Consumed]] | None = None
 
     def __enter__(self) -> Client:
         return self
@@ -95,6 +96,9 @@ class Client:
     def batches(self) -> Iterator[Batch]:
         """Pull: batches in dispatch order, each whole and rewarded; ends when the middleware has no more.
 
+        A batch counts as trained on when its step is reported, or the next one is asked for; say it yourself with
+        `report_consumed` where a mask took tokens out.
+
         Raises:
             Refused: the middleware has no prompts of its own.
         """
@@ -102,11 +106,17 @@ class Client:
             raise Refused("batches: this middleware has no prompts of its own; open plans instead")
         self._beat()
         while not self._closed.is_set():
+            self._settle()
             request = pb.NextBatchRequest(consumer=self.settings.message())
             batch = self._again("batches", lambda: self._receive(self._stub.NextBatch(request)))
             if batch is None:
                 return
+            self._held = (batch.plan, batch.consumed())
             yield batch
+
+    def _settle(self) -> None:
+        if self._held is not None:
+            self.report_consumed(*self._held)
 
     @staticmethod
     def _receive(chunks: Iterable[Any]) -> Batch | None:
@@ -135,13 +145,16 @@ class Client:
         self._again("reward", lambda: self._stub.Reward(request))
 
     def report_consumed(self, plan: Plan | int, consumed: Iterable[Consumed]) -> None:
-        """Driven: what was really trained on, which the middleware holds against the plan.
+        """What was really trained on, which the middleware holds against the plan, or against this rank's part of it.
 
         Raises:
             PlanMismatch: they differ.
         """
-        request = consumed_of(plan.plan if isinstance(plan, Plan) else plan, consumed)
+        number = plan.plan if isinstance(plan, Plan) else plan
+        request = consumed_of(number, consumed)
         self._again("report_consumed", lambda: self._stub.ReportConsumed(request))
+        if self._held is not None and self._held[0] == number:
+            self._held = None
 
     def report_step(
         self,
@@ -154,6 +167,7 @@ class Client:
         tokens: int,
     ) -> Decision:
         """The statistics of a step; the answer says whether to `synchronise`."""
+        self._settle()
         request = report_of(before, after, metrics, ess, gradient_norm, tokens)
         return decision_of(self._once("report_step", self._stub.ReportStep, request))
 

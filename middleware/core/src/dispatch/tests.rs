@@ -141,3 +141,16 @@ fn leases_end_when_nobody_says_otherwise() {
     assert_eq!(leases.expire(40), ["b"]);
     assert!(leases.runs(&"a", 49) && !leases.runs(&"a", 50));
 }
+
+#[test]
+fn an_answer_drawn_elsewhere_may_break_off_so_often_and_no_more() {
+    let mut dispatch = machine(1, Mode::Strict);
+    dispatch.open(2).unwrap();
+    let broke = Event::Broke { rollout: id(0, 1) };
+    (0..3).for_each(|_| assert_eq!(dispatch.on(broke), Ok(vec![])));
+    let failure = Failure::Interruptions { rollout: id(0, 1), limit: 3 };
+    assert_eq!(dispatch.on(broke), Ok(vec![Action::Fail(failure)]));
+    dispatch.on(Event::Arrived { rollout: id(0, 0) }).unwrap();
+    assert!(dispatch.on(Event::Broke { rollout: id(0, 0) }).is_err(), "it is complete");
+    assert_eq!(dispatch.failure(0), Some(failure));
+}

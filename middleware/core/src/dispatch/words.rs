@@ -95,6 +95,11 @@ pub enum Event {
         /// Which.
         rollout: RolloutId,
     },
+    /// An answer that no sampler of this machine draws broke off, and goes on.
+    Broke {
+        /// Which.
+        rollout: RolloutId,
+    },
     /// A sampler's lease ran out, or it broke off: its answers go on elsewhere.
     Lost {
         /// Which.

@@ -80,7 +80,7 @@ async fn write(ledger: SharedLedger, rollout: RolloutId, early: bool) -> Result<
         if early {
             print(&line);
         }
-        ledger.commit(vec![Entry::Delta(delta)]).await?;
+        ledger.commit(vec![Entry::Delta(Arc::new(delta))]).await?;
         if !early {
             print(&line);
         }

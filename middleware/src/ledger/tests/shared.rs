@@ -1,10 +1,10 @@
 //! Group commit, and what a disk that is full means for those who wait.
 
 use super::{simulated::SimulatedDisk, *};
-use crate::ledger::group::serve;
+use crate::ledger::group::{Written, serve};
 
 fn entries(index: u32) -> Vec<Entry> {
-    vec![Entry::Delta(delta(index))]
+    vec![Entry::Delta(Arc::new(delta(index)))]
 }
 
 /// So many commits that are all sent before the writer begins.
@@ -20,7 +20,7 @@ async fn committed(ledger: Ledger, count: u32) -> (Ledger, Vec<Result<(), Ledger
     while commits.len() < count as usize {
         tokio::task::yield_now().await;
     }
-    let ledger = tokio::task::spawn_blocking(|| serve(ledger, commits)).await.unwrap();
+    let ledger = tokio::task::spawn_blocking(move || serve(ledger, commits, &Written::default())).await.unwrap();
     let mut answers = Vec::new();
     for waiting in waiting {
         answers.push(waiting.await.unwrap());
@@ -60,9 +60,23 @@ async fn one_refused_commit_does_not_touch_the_others() {
     let (shared, thread) = SharedLedger::start(ledger).unwrap();
     let mut gap = delta(1);
     gap.start = 5;
-    let both = tokio::join!(shared.commit(entries(0)), shared.commit(vec![Entry::Delta(gap)]));
+    let both = tokio::join!(shared.commit(entries(0)), shared.commit(vec![Entry::Delta(Arc::new(gap))]));
     assert!(both.0.is_ok());
     assert!(matches!(both.1, Err(LedgerError::Gap { expected: 0, found: 5, .. })), "{:?}", both.1);
+    drop(shared);
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn what_nobody_waits_for_is_not_lost_in_silence() {
+    let ledger = Ledger::on(Arc::new(SimulatedDisk::default()), SEGMENT_BYTES).unwrap();
+    let (shared, thread) = SharedLedger::start(ledger).unwrap();
+    shared.append(entries(0)).await.unwrap();
+    shared.commit(vec![]).await.unwrap();
+    let mut gap = delta(1);
+    gap.start = 5;
+    shared.append(vec![Entry::Delta(Arc::new(gap))]).await.unwrap();
+    assert!(matches!(shared.commit(entries(2)).await, Err(LedgerError::Stopped(_))));
     drop(shared);
     thread.join().unwrap();
 }

@@ -5,18 +5,18 @@ use super::{
     gateway, send,
 };
 use crate::{
+    dispatch::FIRST_LOOSE,
     ledger::{self, Ledger, Record},
-    serve::{Gateway, capture::Capture, restore},
+    serve::{Gateway, Options, restore},
 };
 use lockstep_core::{TokenId, ports::PortError};
 use serde_json::json;
 use std::{path::Path, sync::Arc};
 
-fn capturing(engine: Fake, directory: &Path) -> (Arc<Gateway>, std::thread::JoinHandle<()>) {
-    let (ledger, records) = Ledger::open(directory).unwrap();
-    let (plans, _) = restore(records).unwrap();
-    let (capture, thread) = Capture::start(ledger).unwrap();
-    (Arc::new(gateway(vec![engine]).capturing(capture, plans)), thread)
+fn capturing(engine: Fake, directory: &Path) -> (Arc<Gateway>, std::thread::JoinHandle<Ledger>) {
+    let found = restore(directory, &Options::default()).unwrap();
+    let gateway = gateway(vec![engine]).capturing(found.capture, found.plans, found.loose);
+    (Arc::new(gateway), found.writer)
 }
 
 #[tokio::test]
@@ -28,8 +28,9 @@ async fn an_answer_is_durable_when_the_client_has_it() {
     // The writer still holds the file: what is read here was synced before the answer was given.
     let records = ledger::read(directory.path()).unwrap();
     let kinds: Vec<String> = records.iter().map(ToString::to_string).collect();
-    assert_eq!(kinds[0], "the opening of plan 0 with 1 rollouts");
-    assert_eq!(kinds[1], "the profile of fake 1");
+    assert_eq!(kinds[0], "the rules of dispatch, 8 open plans");
+    assert_eq!(kinds[1], format!("the opening of plan {FIRST_LOOSE} with 1 rollouts"));
+    assert_eq!(kinds[2], "the profile of fake 1");
     let deltas = records.iter().filter_map(|record| match record {
         Record::Delta(delta) => Some(delta.columns.tokens.clone()),
         _ => None,

@@ -10,13 +10,22 @@ use crate::{
 };
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tonic::{Code, transport::Channel};
+use tonic::{Code, Response, Streaming, transport::Channel};
 
-async fn client(gateway: &Arc<Gateway>) -> MiddlewareClient<Channel> {
+pub(super) async fn client(gateway: &Arc<Gateway>) -> MiddlewareClient<Channel> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve(gateway.clone(), listener, std::future::pending()));
     MiddlewareClient::connect(format!("http://{address}")).await.unwrap()
+}
+
+/// Everything that is streamed.
+pub(super) async fn pieces(streamed: Response<Streaming<proto::BatchChunk>>) -> Vec<proto::BatchPiece> {
+    let (mut chunks, mut pieces) = (streamed.into_inner(), Vec::new());
+    while let Some(chunk) = chunks.message().await.unwrap() {
+        pieces.extend(chunk.pieces);
+    }
+    pieces
 }
 
 fn id(index: u32) -> Option<proto::RolloutId> {
@@ -36,12 +45,7 @@ async fn a_trainer_drives_a_plan_over_grpc() {
     let reward = |index, reward| proto::RolloutReward { rollout: id(index), reward };
     client.reward(proto::Rewards { rewards: vec![reward(0, 1.0), reward(1, 0.0)] }).await.unwrap();
 
-    let mut chunks = client.seal_plan(proto::PlanId { plan: 0 }).await.unwrap().into_inner();
-    let mut pieces = Vec::new();
-    while let Some(chunk) = chunks.message().await.unwrap() {
-        pieces.extend(chunk.pieces);
-    }
-    let mut pieces = pieces.into_iter();
+    let mut pieces = pieces(client.seal_plan(proto::PlanId { plan: 0 }).await.unwrap()).await.into_iter();
     let mut reader = BatchReader::begin(pieces.next().unwrap()).unwrap();
     pieces.for_each(|piece| reader.push(piece).unwrap());
     let batch = reader.into_batch().unwrap();
@@ -60,12 +64,13 @@ async fn a_trainer_drives_a_plan_over_grpc() {
 #[tokio::test]
 async fn what_this_gateway_cannot_do_is_refused_by_name() {
     let mut client = client(&counting()).await;
-    let next = client.next_batch(proto::NextBatchRequest { consumer: None }).await.unwrap_err();
+    let next =
+        client.next_batch(proto::NextBatchRequest { consumer: Some(proto::ConsumerId::default()) }).await.unwrap_err();
     assert!(next.message().contains("no prompts of its own"), "{next}");
     let beat = client.heartbeat(proto::ConsumerId { consumer: "a".into(), rank: 0, ranks: 1 }).await.unwrap_err();
     assert_eq!(beat.code(), Code::FailedPrecondition);
     let unknown = client.seal_plan(proto::PlanId { plan: 9 }).await.unwrap_err();
-    assert_eq!((unknown.code(), unknown.message()), (Code::NotFound, "there is no plan 9 that was opened here"));
+    assert_eq!((unknown.code(), unknown.message()), (Code::NotFound, "plan 9 is not open"));
     let weights = proto::PublishedWeights {
         version: Some(proto::WeightVersion { epoch: 0, step: 1 }),
         path: "/weights".into(),

@@ -7,6 +7,7 @@ mod engine;
 mod faults;
 mod grpc;
 mod plans;
+mod pull;
 mod refusals;
 mod trainers;
 mod wire;

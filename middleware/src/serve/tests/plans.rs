@@ -3,10 +3,11 @@
 use super::{
     Said, counting,
     engine::{Act, Fake},
-    gateway, send,
+    gateway, gateway_with, get, send,
 };
-use crate::serve::Gateway;
+use crate::serve::{Gateway, Options, pull::Judging};
 use futures_util::FutureExt;
+use lockstep_core::dispatch::Rules;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ async fn a_plan_is_opened_filled_sealed_rewarded_and_consumed() {
     let trained = r#"{"rollouts":[{"rollout_id":"p0.r1","tokens":2,"masked_in":2},
         {"rollout_id":"p0.r0","tokens":2,"masked_in":2}]}"#;
     send(&gateway, "/v1/plans/0/consumed", &[], trained).await.ok();
+    send(&gateway, "/v1/plans/0/consumed", &[], trained).await.ok();
     assert!(send(&gateway, "/v1/plans/0/seal", &[], "").await.error(409).contains("consumed already"));
 }
 
@@ -44,19 +46,18 @@ async fn a_plan_is_opened_filled_sealed_rewarded_and_consumed() {
 async fn every_difference_between_plan_and_training_is_named() {
     let gateway = counting();
     opened(&gateway).await;
-    sample(&gateway, "p0.r0,p0.r1", "[1]").await.ok();
     let early = send(&gateway, "/v1/plans/0/consumed", &[], r#"{"rollouts":[]}"#).await.error(409);
-    assert!(early.contains("not sealed"), "{early}");
-    send(&gateway, "/v1/plans/0/seal", &[], "").await;
+    assert_eq!(early, "plan 0 waits for 2 of 2 rollouts and cannot have been trained on");
+    sample(&gateway, "p0.r0,p0.r1", "[1]").await.ok();
     let rollout = |id: &str, tokens: u32, kept: u32| json!({"rollout_id": id, "tokens": tokens, "masked_in": kept});
     let cases = [
-        (vec![rollout("p0.r0", 2, 2)], "plan 0 has 2 rollouts, 1 were trained on: p0.r1 is missing"),
-        (vec![rollout("p0.r0", 2, 2), rollout("p0.r0", 2, 2)], "plan 0: rollout p0.r0 was trained on twice"),
-        (vec![rollout("p0.r0", 2, 2), rollout("p0.r1", 1, 1)], "p0.r1 has 2 sampled tokens, but was trained on with 1"),
+        (vec![rollout("p0.r0", 2, 2)], "plan 0: 1 rollouts were trained on, 2 were given; p0.r1 not trained on"),
+        (vec![rollout("p0.r0", 2, 2), rollout("p0.r0", 2, 2)], "p0.r1 not trained on, p0.r0 of no such plan"),
+        (vec![rollout("p0.r0", 2, 2), rollout("p0.r1", 1, 1)], "p0.r1 was trained on with 1 tokens, 2 were sampled"),
         (vec![rollout("p0.r0", 2, 0), rollout("p0.r1", 2, 2)], "p0.r0 has 2 sampled tokens, but the mask kept 0"),
         (
             vec![rollout("p0.r0", 2, 2), rollout("p0.r1", 2, 2), rollout("p0.r2", 1, 1)],
-            "rollout p0.r2 was trained on, but is not among the 2 of plan 0",
+            "none not trained on, p0.r2 of no such plan",
         ),
     ];
     for (rollouts, expected) in cases {
@@ -126,6 +127,38 @@ async fn rewards_that_are_no_numbers_or_contradict_are_refused() {
     let second = send(&gateway, "/v1/rollouts/p0.r0/reward", &[], r#"{"reward":0}"#).await.error(409);
     assert_eq!(second, "rollout p0.r0 has reward 1 already, and now 0");
     assert!(send(&gateway, "/v1/rollouts/r0/reward", &[], r#"{"reward":0}"#).await.error(400).contains("p12.r3"));
-    assert!(send(&gateway, "/v1/rollouts/p0.r0/reward", &[], r#"{"reward":null}"#).await.error(400).contains("null"));
-    assert!(send(&gateway, "/v1/plans", &[], r#"{"groups":0,"answers":2}"#).await.error(400).contains("0 rollouts"));
+    assert!(
+        send(&gateway, "/v1/rollouts/p0.r0/reward", &[], r#"{"reward":null}"#).await.error(400).contains("exactly one")
+    );
+    assert!(
+        send(&gateway, "/v1/plans", &[], r#"{"groups":0,"answers":2}"#).await.error(400).contains("has no rollouts")
+    );
+}
+
+#[tokio::test]
+async fn no_more_plans_are_open_than_may_be_and_a_lost_trainer_finds_its_own() {
+    let options = Options { rules: Rules { max_open_plans: 1, ..Rules::default() }, ..Options::default() };
+    let gateway = Arc::new(gateway_with(vec![Fake::counting()], options));
+    opened(&gateway).await;
+    let full = send(&gateway, "/v1/plans", &[], r#"{"groups":1,"answers":2}"#).await.error(409);
+    assert_eq!(full, "1 plans are open, at most 1 may be");
+    let open = get(&gateway, "/v1/plans").await.ok();
+    assert_eq!(open, json!({"plans": [{"plan": 0, "rollouts": 2, "arrived": 0, "judged": 0}]}));
+}
+
+#[tokio::test]
+async fn judging_that_fails_is_an_outcome() {
+    let judging = Judging { attempts: 2, counts_as: -1.0, ..Judging::default() };
+    let gateway = Arc::new(gateway_with(vec![Fake::counting()], Options { judging, ..Options::default() }));
+    opened(&gateway).await;
+    let failed = r#"{"failed":"the sandbox broke"}"#;
+    let said = send(&gateway, "/v1/rollouts/p0.r0/reward", &[], failed).await.ok();
+    assert_eq!(said["attempts_left"], 1);
+    let said = send(&gateway, "/v1/rollouts/p0.r0/reward", &[], failed).await.ok();
+    assert_eq!(said["attempts_left"], 0);
+    sample(&gateway, "p0.r0,p0.r1", "[1]").await.ok();
+    let sealed = lines(&send(&gateway, "/v1/plans/0/seal", &[], "").await);
+    assert_eq!((&sealed[0]["reward"], &sealed[1]["reward"]), (&json!(-1.0), &json!(null)));
+    let both = r#"{"reward":1,"failed":"x"}"#;
+    assert!(send(&gateway, "/v1/rollouts/p0.r1/reward", &[], both).await.error(400).contains("exactly one"));
 }
