@@ -31,7 +31,7 @@ async fn our_fields_are_there_when_asked_for() {
     let said = send(&counting(), "/inference/v1/generate", &[], &body).await.ok();
     let choice = &said["choices"][0];
     assert_eq!(said["prompt_token_ids"], json!([1]));
-    assert_eq!(choice["rollout_id"], "p0.r0");
+    assert_eq!(choice["rollout_id"], "p1099511627776.r0");
     assert_eq!(choice["behavior"]["tokens"], "CgAAAAsAAAA=");
     assert_eq!(choice["behavior"]["offsets"], "AAAAAAIAAAAEAAAA");
     assert_eq!(choice["weight_versions"][0]["kv"], "fresh");
@@ -89,7 +89,7 @@ async fn completions_answer_every_prompt_n_times() {
     let said = send(&counting(), "/v1/completions", &[], body).await.ok();
     let choices = said["choices"].as_array().unwrap();
     let names: Vec<_> = choices.iter().map(|choice| choice["rollout_id"].as_str().unwrap()).collect();
-    assert_eq!(names, ["p0.r0", "p0.r1", "p0.r2", "p0.r3"]);
+    assert_eq!(names, ["p1099511627776.r0", "p1099511627776.r1", "p1099511627776.r2", "p1099511627776.r3"]);
     assert_eq!(choices[3]["prompt_token_ids"], json!([3]));
     assert_eq!(said["usage"], json!({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}));
 }

@@ -4,7 +4,7 @@ use super::{
     engine::{Act, Fake, delta, last},
     gateway, gateway_with, send,
 };
-use crate::{config::Stage, serve::Options};
+use crate::{config::Stage, dispatch::FIRST_LOOSE, serve::Options};
 use lockstep_core::{
     Delta, FinishReason, RolloutId, Support, TokenId,
     ports::PortError,
@@ -51,12 +51,12 @@ async fn an_engine_that_keeps_breaking_is_an_error_and_the_client_can_resume() {
     let gateway = Arc::new(gateway(vec![engine.clone()]));
     let said = send(&gateway, "/v1/completions", &[], BODY).await;
     let error = said.error(503);
-    assert_eq!(error, "engine engine 0, after 2 tokens of rollout p0.r0: connection reset");
-    assert_eq!(said.json()["error"]["rollout_ids"], json!(["p0.r0"]));
+    assert_eq!(error, "engine engine 0, after 2 tokens of rollout p1099511627776.r0: connection reset");
+    assert_eq!(said.json()["error"]["rollout_ids"], json!(["p1099511627776.r0"]));
     let other = BODY.replace("\"seed\":3", "\"seed\":4");
-    let conflict = send(&gateway, "/v1/completions", &[("x-rollout-id", "p0.r0")], &other).await.error(409);
+    let conflict = send(&gateway, "/v1/completions", &[("x-rollout-id", "p1099511627776.r0")], &other).await.error(409);
     assert!(conflict.contains("other parameters"), "{conflict}");
-    let said = send(&gateway, "/v1/completions", &[("x-rollout-id", "p0.r0")], BODY).await.ok();
+    let said = send(&gateway, "/v1/completions", &[("x-rollout-id", "p1099511627776.r0")], BODY).await.ok();
     assert_eq!(said["choices"][0]["token_ids"], json!([10, 11, 12, 13]));
     assert_eq!(engine.asked().last().unwrap().resumed, [TokenId(10), TokenId(11)]);
 }
@@ -71,14 +71,17 @@ async fn an_engine_that_cannot_resume_is_never_asked_to_sample_again() {
 
 #[tokio::test]
 async fn what_no_engine_may_send_is_refused_with_its_place() {
-    let id = RolloutId { plan: 0, index: 0 };
+    let id = RolloutId { plan: FIRST_LOOSE, index: 0 };
     let cases: [(Delta, &str); 7] = [
-        (delta(RolloutId { plan: 0, index: 1 }, 0, 1, 0), "a delta of rollout p0.r1 among those of p0.r0"),
+        (
+            delta(RolloutId { plan: FIRST_LOOSE, index: 1 }, 0, 1, 0),
+            "a delta of rollout p1099511627776.r1 among those of p1099511627776.r0",
+        ),
         (delta(id, 1, 1, 0), "a delta starts at token 1, but 0 are there"),
-        (delta(id, 0, 0, 0), "an empty delta of rollout p0.r0"),
-        (delta(id, 0, 5, 0), "rollout p0.r0 has 5 tokens, but was asked for at most 4"),
-        (last(delta(id, 0, 0, 0), FinishReason::Length), "rollout p0.r0 ended without a token"),
-        (delta(id, 0, 4, 0), "the stream ended before rollout p0.r0 did"),
+        (delta(id, 0, 0, 0), "an empty delta of rollout p1099511627776.r0"),
+        (delta(id, 0, 5, 0), "rollout p1099511627776.r0 has 5 tokens, but was asked for at most 4"),
+        (last(delta(id, 0, 0, 0), FinishReason::Length), "rollout p1099511627776.r0 ended without a token"),
+        (delta(id, 0, 4, 0), "the stream ended before rollout p1099511627776.r0 did"),
         (Delta { start: 0, ..delta(id, 2000, 1, 0) }, "token 2010 at position 0 is outside the vocabulary of 1000"),
     ];
     for (sent, expected) in cases {
