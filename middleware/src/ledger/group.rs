@@ -22,7 +22,7 @@ const BYTES_A_SYNC: usize = 8 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Entry {
     /// A record.
-    Record(Record),
+    Record(Box<Record>),
     /// Tokens as they arrived.
     Delta(Arc<Delta>),
 }

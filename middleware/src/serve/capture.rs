@@ -53,7 +53,7 @@ impl Capture {
     /// # Errors
     /// A ledger that has stopped.
     pub async fn record(&self, record: Record) -> Result<(), CaptureError> {
-        self.append(Entry::Record(record)).await
+        self.append(Entry::Record(Box::new(record))).await
     }
 
     /// Appends a record and waits until the disk has it.
@@ -61,7 +61,7 @@ impl Capture {
     /// # Errors
     /// A disk that is full or broken, a ledger that has stopped.
     pub async fn record_durably(&self, record: Record) -> Result<(), CaptureError> {
-        self.commit(vec![Entry::Record(record)]).await
+        self.commit(vec![Entry::Record(Box::new(record))]).await
     }
 
     /// Appends a delta.

@@ -51,7 +51,7 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
         let writers = (0..ROLLOUTS).map(|index| write(shared.clone(), RolloutId { plan, index }, early));
         futures_util::future::try_join_all(writers).await?;
         if !there.contains(&plan) {
-            shared.commit(vec![Entry::Record(consumed(plan))]).await?;
+            shared.commit(vec![Entry::Record(Box::new(consumed(plan)))]).await?;
         }
     }
     drop(shared);
