@@ -8,6 +8,7 @@ mod faults;
 mod grpc;
 mod plans;
 mod refusals;
+mod speaking;
 mod trainers;
 mod wire;
 
