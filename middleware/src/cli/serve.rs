@@ -126,7 +126,8 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     })?;
     print(&format!("{LISTENING}{}", listener.local_addr()?));
     let gateway = Arc::new(gateway);
-    serve::serve(gateway.clone(), listener, interrupted()).await?;
+    let threads = std::thread::available_parallelism()?.get();
+    serve::serve_on_threads(gateway.clone(), listener, threads, interrupted()).await?;
     drop(gateway);
     if let Some(writer) = writer {
         flushed(writer).await?;
