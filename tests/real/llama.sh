@@ -66,4 +66,12 @@ python3 tests/real/wait.py "http://$gateway/health" "$serving" || { tail -20 "$r
 
 echo "lockstep serve in front of it at $gateway"
 LOCKSTEP_GATEWAY=$gateway cargo test -p lockstep --no-default-features --test real_gateway -- --nocapture
-target/debug/lockstep conformance --sampler "$gateway" --patience 600
+# All that needs a sampler alone, but tokens.vocabulary: it asks for tokens that end inside a character, of which llama.cpp
+# reports no probabilities.
+checks=
+for check in distribution.drawn distribution.filters distribution.defaults distribution.greedy distribution.temperature \
+    distribution.seed tokens.ends version.repeat numeric.batch numeric.prefill; do
+    checks="$checks --check $check"
+done
+# shellcheck disable=SC2086 # the options are words
+target/debug/lockstep conformance --sampler "$gateway" --patience 600 $checks
