@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 PARITY_VENV ?= target/parity-venv
 
 .PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda kernels-reference
-.PHONY: bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz openai bench-gateway
+.PHONY: bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz openai bench-gateway bench-gateway-memory
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -50,6 +50,11 @@ bench-gateway:
 	-target/bench-venv/bin/pip install --quiet smg
 	-target/bench-venv/bin/pip install --quiet agentlightning
 	python3 tests/gateway/bench.py target/release/lockstep
+
+## The gateway's memory over a million requests, without and with its ledger; needs wrk and nginx.
+bench-gateway-memory:
+	cargo build --release -p lockstep --no-default-features
+	python3 tests/gateway/bench.py target/release/lockstep memory
 
 ## Logits and gradients against torch and transformers (about 3 GB of Python packages).
 parity:

@@ -1,6 +1,7 @@
 //! What every encoder needs: the tokens to go on from, the tokens left, a seed. Knows no dialect.
 
 use lockstep_core::{TokenId, ports::SampleRequest};
+use serde::{Serialize, Serializer};
 
 /// A request that an engine cannot serve truthfully.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -49,15 +50,25 @@ pub enum EncodeError {
     NoPrompt,
 }
 
-/// The prompt's ids and those drawn already: an interrupted answer goes on from what it has.
+/// The prompt's ids and those drawn already, as one list: an interrupted answer goes on from what it has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Ids<'a>(&'a [TokenId], &'a [TokenId]);
+
+impl Serialize for Ids<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().chain(self.1))
+    }
+}
+
+/// The ids to go on from.
 ///
 /// # Errors
 /// [`EncodeError::NoPrompt`].
-pub(crate) fn prompt(request: &SampleRequest) -> Result<Vec<TokenId>, EncodeError> {
+pub(crate) fn prompt(request: &SampleRequest) -> Result<Ids<'_>, EncodeError> {
     if request.request.prompt.is_empty() {
         return Err(EncodeError::NoPrompt);
     }
-    Ok([request.request.prompt.as_slice(), &request.resumed].concat())
+    Ok(Ids(&request.request.prompt, &request.resumed))
 }
 
 /// Tokens that may still be drawn.

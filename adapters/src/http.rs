@@ -1,19 +1,16 @@
 //! One engine over HTTP: bounded memory, bounded silence. Knows no dialect.
 
+mod connection;
+mod idle;
+
 use crate::{json::shortened, options::Options};
-use http_body_util::{BodyExt, Full};
-use hyper::{
-    Method, Request, Response, StatusCode, Uri,
-    body::{Bytes, Incoming},
-    header::CONTENT_TYPE,
-};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
+use connection::{Connection, Left};
+use hyper::{Method, StatusCode, Uri};
+use idle::Idle;
 use lockstep_core::ports::{PortError, PortResult};
+use serde::Serialize;
 use serde_json::Value;
-use std::time::Duration;
+use std::{io, sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 /// Longest wait for a connection.
@@ -22,11 +19,18 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Most bytes of an error's body.
 const MOST_ERROR_BYTES: usize = 64 << 10;
 
+/// A request without a body.
+pub(crate) const NOTHING: Option<&Value> = None;
+
 /// An engine's address, and the connections to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Http {
-    client: Client<HttpConnector, Full<Bytes>>,
+    idle: Arc<Idle>,
     base: String,
+    /// Host and port.
+    authority: String,
+    /// What stands before every path.
+    prefix: String,
     most_bytes: usize,
     patience: Duration,
 }
@@ -61,11 +65,11 @@ impl Http {
         if uri.scheme_str() != Some("http") || uri.authority().is_none() {
             return Err(format!("address {address:?} is not of the form http://host:port"));
         }
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT));
-        connector.set_nodelay(true);
-        let client = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { client, base, most_bytes: options.most_bytes, patience: options.patience })
+        let authority = uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+        let authority = if uri.port_u16().is_some() { authority } else { format!("{authority}:80") };
+        let prefix = uri.path().trim_end_matches('/').to_owned();
+        let (most_bytes, patience) = (options.most_bytes, options.patience);
+        Ok(Self { idle: Arc::default(), base, authority, prefix, most_bytes, patience })
     }
 
     /// Where the engine is.
@@ -77,10 +81,9 @@ impl Http {
     ///
     /// # Errors
     /// Nobody there, silence, a reply without end.
-    pub(crate) async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> PortResult<Reply> {
-        let response = self.send(method, path, body).await?;
-        let status = response.status();
-        let body = self.body(response).whole().await?;
+    pub(crate) async fn ask(&self, method: Method, path: &str, body: Option<&impl Serialize>) -> PortResult<Reply> {
+        let (status, body) = self.send(&method, path, body).await?;
+        let body = body.whole().await?;
         Ok(Reply { status, body })
     }
 
@@ -89,7 +92,7 @@ impl Http {
     /// # Errors
     /// As [`Http::ask`]; also the engine's own refusal or failure.
     pub(crate) async fn get(&self, path: &str) -> PortResult<Value> {
-        let reply = self.ask(Method::GET, path, None).await?;
+        let reply = self.ask(Method::GET, path, NOTHING).await?;
         self.succeeded(reply.status, &reply.body)?;
         Ok(reply.json())
     }
@@ -98,7 +101,7 @@ impl Http {
     ///
     /// # Errors
     /// As [`Http::get`].
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> PortResult<Vec<u8>> {
+    pub(crate) async fn post(&self, path: &str, body: &impl Serialize) -> PortResult<Vec<u8>> {
         let reply = self.ask(Method::POST, path, Some(body)).await?;
         self.succeeded(reply.status, &reply.body)?;
         Ok(reply.body)
@@ -108,10 +111,8 @@ impl Http {
     ///
     /// # Errors
     /// As [`Http::get`].
-    pub(crate) async fn stream(&self, path: &str, body: &Value) -> PortResult<Body> {
-        let response = self.send(Method::POST, path, Some(body)).await?;
-        let status = response.status();
-        let mut body = self.body(response);
+    pub(crate) async fn stream(&self, path: &str, body: &impl Serialize) -> PortResult<Body> {
+        let (status, mut body) = self.send(&Method::POST, path, Some(body)).await?;
         if status.is_success() {
             return Ok(body);
         }
@@ -121,25 +122,57 @@ impl Http {
         Err(PortError::Failed(format!("engine at {}: {status}", self.base)))
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> PortResult<Response<Incoming>> {
-        let bytes = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
-        let request = Request::builder().method(method).uri(format!("{}{path}", self.base));
-        let request = request.header(CONTENT_TYPE, "application/json").body(Full::new(bytes));
-        let request = request.map_err(|error| PortError::Refused(format!("{}{path}: {error}", self.base)))?;
-        let answer = timeout(self.patience, self.client.request(request)).await;
-        let answer = answer.map_err(|_| self.silent())?;
-        answer.map_err(|error| PortError::Unavailable(format!("engine at {}: {}", self.base, chain(&error))))
+    async fn send(&self, method: &Method, path: &str, body: Option<&impl Serialize>) -> PortResult<(StatusCode, Body)> {
+        let request = self.request(method, path, body)?;
+        let mut connection = match self.idle.take() {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        let answered = async {
+            connection.send(&request).await?;
+            connection.head().await
+        };
+        let head = timeout(self.patience, answered).await.map_err(|_| self.silent())?;
+        let head = head.map_err(|error| self.unreachable(&error))?;
+        let (most_bytes, patience) = (self.most_bytes, self.patience);
+        let mut body = Body {
+            connection: Some(connection),
+            idle: head.keeps.then(|| self.idle.clone()),
+            left: head.body,
+            buffer: Vec::new(),
+            read: 0,
+            searched: 0,
+            most_bytes,
+            patience,
+            base: self.base.clone(),
+        };
+        body.release();
+        Ok((head.status, body))
     }
 
-    fn body(&self, response: Response<Incoming>) -> Body {
-        Body {
-            incoming: response.into_body(),
-            buffer: Vec::new(),
-            searched: 0,
-            most_bytes: self.most_bytes,
-            patience: self.patience,
-            base: self.base.clone(),
-        }
+    /// A request as it is sent: the body behind its head, so that both go out at once.
+    fn request(&self, method: &Method, path: &str, body: Option<&impl Serialize>) -> PortResult<Vec<u8>> {
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| PortError::Refused(format!("{}{path}: {error}", self.base)))?;
+        let body = body.unwrap_or_default();
+        let head = format!(
+            "{method} {}{path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\naccept: */*\r\n\
+             content-length: {}\r\n\r\n",
+            self.prefix,
+            self.authority,
+            body.len()
+        );
+        Ok([head.as_bytes(), &body].concat())
+    }
+
+    async fn connect(&self) -> PortResult<Connection> {
+        let opened = timeout(CONNECT, Connection::open(&self.authority)).await;
+        let opened = opened.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in 10 s")));
+        opened.map_err(|error| self.unreachable(&error))
+    }
+
+    fn unreachable(&self, error: &io::Error) -> PortError {
+        PortError::Unavailable(format!("engine at {}: {error}", self.base))
     }
 
     fn silent(&self) -> PortError {
@@ -160,11 +193,17 @@ impl Http {
     }
 }
 
-/// A body on its way.
+/// A body on its way. Dropped before its end, it closes its connection, which makes the engine stop.
 #[derive(Debug)]
 pub(crate) struct Body {
-    incoming: Incoming,
+    connection: Option<Connection>,
+    /// Where the connection goes after the body's end, if it may be used again.
+    idle: Option<Arc<Idle>>,
+    left: Left,
     buffer: Vec<u8>,
+    /// Bytes of the buffer that were given away.
+    read: usize,
+    /// Bytes of the buffer that have no line's end, or were given away.
     searched: usize,
     most_bytes: usize,
     patience: Duration,
@@ -176,15 +215,13 @@ impl Body {
     ///
     /// # Errors
     /// Silence, a broken connection, a line without end.
-    pub(crate) async fn line(&mut self) -> PortResult<Option<Vec<u8>>> {
+    pub(crate) async fn line(&mut self) -> PortResult<Option<&[u8]>> {
         loop {
             let found = self.buffer[self.searched..].iter().position(|&byte| byte == b'\n');
             if let Some(ahead) = found {
-                let rest = self.buffer.split_off(self.searched + ahead + 1);
-                let mut line = std::mem::replace(&mut self.buffer, rest);
-                self.searched = 0;
-                line.truncate(line.trim_ascii_end().len());
-                return Ok(Some(line));
+                let line = self.read..self.searched + ahead;
+                (self.read, self.searched) = (line.end + 1, line.end + 1);
+                return Ok(Some(self.buffer[line].trim_ascii_end()));
             }
             self.searched = self.buffer.len();
             if !self.more().await? {
@@ -204,36 +241,39 @@ impl Body {
 
     /// Bytes that came and belong to no line.
     pub(crate) fn left_over(&self) -> usize {
-        self.buffer.len()
+        self.buffer.len() - self.read
     }
 
     async fn more(&mut self) -> PortResult<bool> {
-        let frame = timeout(self.patience, self.incoming.frame()).await.map_err(|_| {
+        let Some(connection) = &mut self.connection else { return Ok(false) };
+        self.buffer.drain(..self.read);
+        (self.searched, self.read) = (self.searched - self.read, 0);
+        let came = timeout(self.patience, connection.body(&mut self.left, &mut self.buffer)).await;
+        let came = came.map_err(|_| {
             let seconds = self.patience.as_secs_f64();
             PortError::Unavailable(format!("engine at {} fell silent for {seconds} s within a reply", self.base))
         })?;
-        let Some(frame) = frame else { return Ok(false) };
-        let frame = frame.map_err(|error| {
-            PortError::Unavailable(format!("engine at {} broke off its reply: {}", self.base, chain(&error)))
+        let came = came.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => PortError::Failed(format!("engine at {}: {error}", self.base)),
+            _ => PortError::Unavailable(format!("engine at {} broke off its reply: {error}", self.base)),
         })?;
-        let bytes = frame.into_data().unwrap_or_default();
-        if self.buffer.len() + bytes.len() > self.most_bytes {
+        if self.buffer.len() > self.most_bytes {
             let (base, most) = (&self.base, self.most_bytes);
             return Err(PortError::Failed(format!("engine at {base} sent more than {most} bytes in one piece")));
         }
-        self.buffer.extend_from_slice(&bytes);
-        Ok(true)
+        self.release();
+        Ok(came)
     }
-}
 
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(&format!(": {inner}"));
-        source = inner.source();
+    /// Gives the connection to the next request once the body has ended.
+    fn release(&mut self) {
+        if self.left == Left::Nothing
+            && let Some(connection) = self.connection.take()
+            && let Some(idle) = &self.idle
+        {
+            idle.keep(connection);
+        }
     }
-    text
 }
 
 /// The sentence in an error's body, wherever the engine puts it.
@@ -242,4 +282,45 @@ fn sentence(body: &[u8]) -> String {
     let places = ["/error/message", "/error", "/detail", "/message"];
     let found = places.iter().find_map(|place| value.pointer(place).and_then(Value::as_str).map(str::to_owned));
     shortened(&found.unwrap_or_else(|| String::from_utf8_lossy(body).trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        sync::mpsc,
+    };
+
+    /// Answers two requests a connection, and says when it has closed one.
+    async fn serve(listener: TcpListener, closed: mpsc::UnboundedSender<()>) -> io::Result<()> {
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            for _ in 0..2 {
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    stream.read_buf(&mut request).await?;
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await?;
+            }
+            drop(stream);
+            closed.send(()).map_err(io::Error::other)?;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_serves_the_next_request_unless_its_end_has_come() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, mut closed) = mpsc::unbounded_channel();
+        tokio::spawn(serve(listener, sender));
+        let http = Http::new(&address, &Options::default()).unwrap();
+        http.get("/").await.unwrap();
+        http.get("/").await.unwrap();
+        closed.recv().await.unwrap();
+        // On the old connection this one would never be answered.
+        http.get("/").await.unwrap();
+        assert!(closed.try_recv().is_err(), "the third request came on a connection of its own");
+    }
 }

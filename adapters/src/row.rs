@@ -66,10 +66,10 @@ impl Row {
     /// Whatever contradicts itself.
     pub(crate) fn exact(self, asked: &Asked) -> Result<Support, WireError> {
         let head = asked.head;
-        let whole = self.clone().support(asked, None, Domain::Listed)?;
         if self.entries.len() <= head {
-            return Ok(whole);
+            return self.support(asked, None, Domain::Listed);
         }
+        self.clone().support(asked, None, Domain::Listed)?;
         let tail: f64 = self.descending().split_off(head).iter().map(|(_, log_q)| log_q.exp()).sum();
         let mut row = self;
         let mut kept = row.descending();

@@ -1,13 +1,19 @@
-//! An engine as a [`Sampler`]: every answer has a task of its own, so that one that breaks leaves the others alone.
+//! An engine as a [`Sampler`]: every answer has a connection of its own, so that one that breaks leaves the others alone.
+//! Answers are read by the task that reads their deltas; dropping those closes the connections, which makes the engine stop.
 
 use crate::{
     answer::{Answer, Next},
+    ask::EncodeError,
+    http,
     link::{Dialect, Link},
     llama_cpp, sglang, vllm,
     wire::{Asked, Chunk, End, WireError},
 };
 use async_trait::async_trait;
-use futures_util::stream::poll_fn;
+use futures_util::{
+    StreamExt,
+    stream::{FuturesUnordered, poll_fn},
+};
 use lockstep_core::{
     Delta, RolloutId, Support, TokenId,
     ports::{DeltaStream, PortError, PortResult, SampleRequest, Sampler, SamplerCapabilities},
@@ -15,6 +21,7 @@ use lockstep_core::{
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Poll,
     time::Duration,
 };
 use tokio::sync::{Notify, mpsc};
@@ -55,20 +62,16 @@ impl Sampler for EngineSampler {
 
     async fn generate(&self, requests: Vec<SampleRequest>) -> PortResult<DeltaStream> {
         let (out, mut deltas) = mpsc::channel(WAITING);
-        for request in requests {
-            let halt = Arc::new(Notify::new());
-            lock(&self.running).insert(request.request.id, halt.clone());
-            let (link, running, out) = (self.link.clone(), self.running.clone(), out.clone());
-            tokio::spawn(async move {
-                let id = request.request.id;
-                run(&link, link.answer(request), (&halt, &out)).await;
-                let mut running = lock(&running);
-                if running.get(&id).is_some_and(|other| Arc::ptr_eq(other, &halt)) {
-                    running.remove(&id);
-                }
-            });
-        }
-        Ok(Box::pin(poll_fn(move |context| deltas.poll_recv(context))))
+        let answers = requests.into_iter().map(|request| {
+            let (link, out) = (self.link.clone(), out.clone());
+            let registered = Registered::new(&self.running, request.request.id);
+            async move { run(&link, link.answer(request), (&registered.halt, &out)).await }
+        });
+        let mut answers: FuturesUnordered<_> = answers.collect();
+        Ok(Box::pin(poll_fn(move |context| {
+            while let Poll::Ready(Some(())) = answers.poll_next_unpin(context) {}
+            deltas.poll_recv(context)
+        })))
     }
 
     async fn cancel(&self, rollouts: &[RolloutId]) -> PortResult<()> {
@@ -78,19 +81,42 @@ impl Sampler for EngineSampler {
     }
 }
 
+/// An answer that can be cancelled, until this is dropped.
+struct Registered {
+    running: Running,
+    id: RolloutId,
+    halt: Arc<Notify>,
+}
+
+impl Registered {
+    fn new(running: &Running, id: RolloutId) -> Self {
+        let (running, halt) = (running.clone(), Arc::new(Notify::new()));
+        lock(&running).insert(id, halt.clone());
+        Self { running, id, halt }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut running = lock(&self.running);
+        if running.get(&self.id).is_some_and(|other| Arc::ptr_eq(other, &self.halt)) {
+            running.remove(&self.id);
+        }
+    }
+}
+
 fn lock(running: &Running) -> MutexGuard<'_, HashMap<RolloutId, Arc<Notify>>> {
     running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 type Out = mpsc::Sender<PortResult<Delta>>;
 
-/// Answers one request. Dropping the reply closes its connection, which makes the engine stop.
+/// Answers one request.
 async fn run(link: &Link, mut answer: Answer, ends: (&Notify, &Out)) {
     let (halt, out) = ends;
     let broke = tokio::select! {
         done = drive(link, &mut answer, out) => done.err(),
         () = halt.notified() => None,
-        () = out.closed() => return,
     };
     if let Some(delta) = answer.cut(&link.weights()) {
         // The reader may be gone; then nobody is left to tell.
@@ -143,8 +169,7 @@ impl Parser {
 }
 
 async fn stream(link: &Link, answer: &mut Answer, out: &Out) -> PortResult<Next> {
-    let (path, body, mut parser) = prepared(link, answer)?;
-    let mut reply = link.http.stream(path, &body).await?;
+    let (mut reply, mut parser) = ask(link, answer).await?;
     loop {
         let Some(line) = reply.line().await? else {
             let left = reply.left_over();
@@ -170,15 +195,16 @@ async fn stream(link: &Link, answer: &mut Answer, out: &Out) -> PortResult<Next>
     }
 }
 
-fn prepared(link: &Link, answer: &Answer) -> PortResult<(&'static str, serde_json::Value, Parser)> {
-    let refused = |error: crate::EncodeError| PortError::Refused(format!("rollout {}: {error}", answer.id()));
+async fn ask(link: &Link, answer: &Answer) -> PortResult<(http::Body, Parser)> {
+    let refused = |error: EncodeError| PortError::Refused(format!("rollout {}: {error}", answer.id()));
     let mut asked = Asked::new(&answer.asked, link.vocabulary, link.options.log_probs as usize);
     match &link.dialect {
         Dialect::Sglang(dialect) => {
             let form = dialect.form(&asked.truncation);
             let rid = format!("{}.{}", answer.id(), answer.asked.resumed.len());
             let body = sglang::encode(&answer.asked, dialect, &rid).map_err(refused)?;
-            Ok((sglang::PATH, body, Parser::Sglang(sglang::Parser::new(asked, form))))
+            let reply = link.http.stream(sglang::PATH, &body).await?;
+            Ok((reply, Parser::Sglang(sglang::Parser::new(asked, form))))
         }
         Dialect::Vllm(dialect) => {
             asked.head = asked.head.min(dialect.head as usize);
@@ -186,8 +212,8 @@ fn prepared(link: &Link, answer: &Answer) -> PortResult<(&'static str, serde_jso
                 asked.truncation.top_k = dialect.cap_top_k.unwrap_or(0);
             }
             let body = vllm::encode(&answer.asked, dialect).map_err(refused)?;
-            let parser = vllm::Parser::new(asked, dialect.route, dialect.form);
-            Ok((dialect.route.path(), body, Parser::Vllm(parser)))
+            let reply = link.http.stream(dialect.route.path(), &body).await?;
+            Ok((reply, Parser::Vllm(vllm::Parser::new(asked, dialect.route, dialect.form))))
         }
         Dialect::LlamaCpp { .. } => Err(PortError::Refused("llama.cpp is not asked for a stream".into())),
     }

@@ -3,6 +3,8 @@
 An nginx with canned answers is the engine: it answers at once. In front of it stand, one after the other, nginx as a plain reverse
 proxy, smg (PyPI), Agent Lightning's Python gateway (PyPI agentlightning) where it can be installed, and lockstep without and with
 its ledger. wrk asks each for one answer of 16 tokens. Usage: bench.py LOCKSTEP [SECONDS]
+
+bench.py LOCKSTEP memory [REQUESTS] prints the gateway's memory ten times on the way to a million requests.
 """
 
 import json
@@ -20,7 +22,9 @@ import urllib.request
 from pathlib import Path
 
 LOCKSTEP = Path(sys.argv[1]).resolve()
-SECONDS = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+MEMORY = sys.argv[2:3] == ["memory"]
+REQUESTS = int(sys.argv[3]) if MEMORY and len(sys.argv) > 3 else 1_000_000
+SECONDS = int(sys.argv[2]) if len(sys.argv) > 2 and not MEMORY else 8
 CONNECTIONS = [1, 64, 1024]
 TOKENS = 16
 PROMPT = list(range(100, 164))
@@ -112,12 +116,18 @@ def up(port, path, body, seconds=90):
     return reason
 
 
-def wrk(port, path, body, connections):
+def asking(port, path, body, connections, seconds):
+    """The wrk command."""
     script = work / "post.lua"
     script.write_text(f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\nwrk.body = [==[{json.dumps(body)}]==]\n')
     threads = min(2, connections)
-    command = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{SECONDS}s", "--timeout", "10s", "--latency", "-s", str(script)]
-    out = subprocess.run(command + [f"http://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=True).stdout
+    command = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s", "--latency", "-s", str(script)]
+    return command + [f"http://127.0.0.1:{port}{path}"]
+
+
+def wrk(port, path, body, connections):
+    command = asking(port, path, body, connections, SECONDS)
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     number = lambda pattern: re.search(pattern, out)
     unit = {"us": 1e-3, "ms": 1.0, "s": 1e3}
     milliseconds = lambda found: float(found[1]) * unit[found[2]] if found else float("nan")
@@ -154,16 +164,39 @@ def counters(port):
     return {name: float(value) for name, value in lines}
 
 
-def lockstep(name, engine, options):
+BODY = {"model": "fake", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 1.0, "n": 1, "return_token_ids": True, "logprobs": 0}
+
+
+def gateway(name, engine, options):
     port = free_port()
     command = [str(LOCKSTEP), "serve", "--engine", f"http://127.0.0.1:{engine}", "--listen", f"127.0.0.1:{port}"]
-    process = start(command + ["--vocabulary", "151936", "--stop-id", "151645"] + options, name)
-    body = {"model": "fake", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 1.0, "n": 1, "return_token_ids": True, "logprobs": 0}
-    rows = measure(name, port, "/v1/completions", body)
+    return port, start(command + ["--vocabulary", "151936", "--stop-id", "151645"] + options, name)
+
+
+def memory(name, engine, options):
+    """Resident memory every tenth of the way, after a first tenth that fills pools and caches."""
+    port, process = gateway(name, engine, options)
+    if reason := up(port, "/v1/completions", BODY):
+        sys.exit(f"{name}: does not answer: {reason}")
+    asked = start(asking(port, "/v1/completions", BODY, 64, 86_400), "wrk")
+    seen = []
+    for tenth in range(1, 11):
+        while counters(port)["lockstep_requests_total"] < tenth * REQUESTS / 10:
+            time.sleep(0.2)
+        seen.append(rss(process))
+        print(f"{name}: {seen[-1]:7.1f} MiB after {tenth * REQUESTS // 10:>9,} requests", flush=True)
+    stop(asked)
+    stop(process)
+    print(f"{name}: {seen[-1] - seen[0]:+.1f} MiB from the first tenth to the last")
+
+
+def lockstep(name, engine, options):
+    port, process = gateway(name, engine, options)
+    rows = measure(name, port, "/v1/completions", BODY)
     if rows:
         before = (counters(port)["lockstep_requests_total"], rss(process))
-        streams = wrk(port, "/v1/completions", {**body, "stream": True}, 4000)
-        wrk(port, "/v1/completions", body, 64)
+        streams = wrk(port, "/v1/completions", {**BODY, "stream": True}, 4000)
+        wrk(port, "/v1/completions", BODY, 64)
         kept = counters(port)
         print(
             f"{name}: 4,000 streams at once: {streams['rate']:.0f} a second, {streams['bad']} bad {streams['errors']}; "
@@ -187,6 +220,10 @@ def main():
     engine, plain = free_port(), free_port()
     places = "".join(place(number, *answer) for number, answer in enumerate(canned().items()))
     nginx("engine", f"server {{ listen 127.0.0.1:{engine} backlog=4096; {places} }}")
+    if MEMORY:
+        memory("lockstep", engine, ["--no-ledger"])
+        memory("lockstep-ledger", engine, ["--out", str(work / "ledger")])
+        return
     nginx(
         "nginx",
         f"upstream engine {{ server 127.0.0.1:{engine}; keepalive 1024; }} server {{ listen 127.0.0.1:{plain} backlog=4096; "
@@ -199,7 +236,7 @@ def main():
         port = free_port()
         command = [str((VENV / "bin/smg").resolve()), "launch", "--worker-urls", f"http://127.0.0.1:{engine}", "--port", str(port)]
         command += ["--policy", "round_robin", "--log-level", "error", "--prometheus-port", str(free_port())]
-        process = start(command + ["--backend", "openai"], "smg")
+        process = start(command, "smg")
         table["smg"] = measure("smg", port, "/v1/chat/completions", text)
         stop(process)
     table["lockstep, no ledger"] = lockstep("lockstep", engine, ["--no-ledger"])
@@ -215,6 +252,16 @@ def main():
     else:
         print("agentlightning: not installed in the bench's virtual environment")
     show(table)
+    show_ledger(table)
+
+
+def show_ledger(table):
+    """What the ledger's sync adds, by itself."""
+    without, with_ledger = table.get("lockstep, no ledger"), table.get("lockstep, ledger")
+    for connections in CONNECTIONS if without and with_ledger else []:
+        before, after = without[connections], with_ledger[connections]
+        print(f"the ledger adds {after['p50'] - before['p50']:+.2f} ms to p50 and {after['p99'] - before['p99']:+.2f} ms to p99 at {connections} "
+              f"connections, and leaves {after['rate'] / before['rate']:.2f} of the requests a second")
 
 
 def show(table):

@@ -45,9 +45,10 @@ fi
 
 port=${VLLM_PORT:-18932}
 url=http://127.0.0.1:$port
-VLLM_SERVER_DEV_MODE=1 "$venv/bin/vllm" serve "$model" --host 127.0.0.1 --port "$port" --dtype float32 \
+# Without the last flag it wants nine tenths of the machine's memory.
+VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 "$venv/bin/vllm" serve "$model" --host 127.0.0.1 --port "$port" --dtype float32 \
     --max-model-len 2048 --enable-scale-out --logprobs-mode processed_logprobs --max-logprobs 4096 \
-    --generation-config vllm >"$real/vllm.log" 2>&1 &
+    --generation-config vllm --gpu-memory-utilization 0.2 >"$real/vllm.log" 2>&1 &
 started=$!
 trap 'kill "$started" 2>/dev/null || true' EXIT
 python3 tests/real/wait.py "$url/health" "$started" || { tail -20 "$real/vllm.log" >&2; exit 1; }

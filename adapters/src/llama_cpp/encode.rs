@@ -2,7 +2,7 @@
 //! temperature comes last, and the nucleus is measured at temperature 1.
 
 use crate::ask::{self, EncodeError};
-use lockstep_core::{TokenId, ports::SampleRequest};
+use lockstep_core::ports::SampleRequest;
 use serde_json::{Map, Value, json};
 
 /// The chain.
@@ -66,7 +66,7 @@ pub(super) fn sampling(request: &SampleRequest, leg: &Leg) -> Map<String, Value>
 /// # Errors
 /// Nothing to go on from, nothing left to draw.
 pub fn encode(request: &SampleRequest, leg: &Leg) -> Result<Value, EncodeError> {
-    let prompt: Vec<TokenId> = ask::prompt(request)?;
+    let prompt = ask::prompt(request)?;
     let mut body = sampling(request, leg);
     body.insert("n_predict".into(), json!(ask::tokens_left(request)?.min(leg.tokens)));
     body.insert("prompt".into(), json!(prompt));

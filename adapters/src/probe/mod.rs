@@ -6,7 +6,7 @@ mod vllm;
 
 use crate::{
     answer::Versions,
-    http::Http,
+    http::{Http, NOTHING},
     link::Dialect,
     options::{EngineKind, Options},
 };
@@ -97,7 +97,7 @@ pub fn launch_line(kind: EngineKind) -> &'static str {
 /// Nobody, or one that is not known here.
 pub(crate) async fn kind(http: &Http) -> PortResult<EngineKind> {
     let found = |path: &'static str| async move {
-        let reply = http.ask(Method::GET, path, None).await?;
+        let reply = http.ask(Method::GET, path, NOTHING).await?;
         Ok::<_, PortError>(if reply.status.is_success() { reply.json() } else { Value::Null })
     };
     let props = found("/props").await?;

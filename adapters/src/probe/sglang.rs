@@ -3,7 +3,7 @@
 use super::{Findings, Known, Probed, capped, one_token, pieces, request, text, vocabulary};
 use crate::{
     answer::Versions,
-    http::{Http, Reply},
+    http::{Http, NOTHING, Reply},
     link::Dialect,
     options::Options,
     sglang,
@@ -21,7 +21,7 @@ const CUT: Truncation = Truncation { top_k: 2, top_p: 1.0, min_p: 0.0 };
 pub(super) async fn probe(http: &Http, options: &Options) -> PortResult<Probed> {
     let mut findings = Findings::default();
     let info = http.get("/model_info").await?;
-    let server = http.ask(Method::GET, "/server_info", None).await?.json();
+    let server = http.ask(Method::GET, "/server_info", NOTHING).await?.json();
     let mut dialect = sglang::Dialect { masks: true, head: options.log_probs, cap_top_k: options.cap_top_k };
     let asked = request(CUT, 2)?;
     let mut reply = sent(http, &dialect, &asked).await?;

@@ -3,7 +3,7 @@
 use super::{Findings, Known, Probed, capped, one_token, pieces, request, text, vocabulary};
 use crate::{
     answer::Versions,
-    http::{Http, Reply},
+    http::{Http, NOTHING, Reply},
     link::Dialect,
     options::Options,
     vllm::{self, Form, Route},
@@ -43,7 +43,7 @@ pub(super) async fn probe(http: &Http, options: &Options) -> PortResult<Probed> 
     defaults(http, &dialect, &asked, &mut findings).await?;
     let label = label(&pieces);
     findings.label(label.as_deref(), LABEL);
-    let control = http.ask(Method::GET, "/weight_info", None).await?.status.is_success();
+    let control = http.ask(Method::GET, "/weight_info", NOTHING).await?.status.is_success();
     if !control {
         findings.note("its weights cannot be updated from here", "set VLLM_SERVER_DEV_MODE=1 for it");
     }
@@ -177,7 +177,9 @@ async fn defaults(
 }
 
 async fn sized(http: &Http, options: &Options, dialect: &vllm::Dialect) -> PortResult<u32> {
-    let body = vllm::encode(&request(CUT, 1)?, dialect).map_err(|error| PortError::Refused(error.to_string()))?;
+    let asked = request(CUT, 1)?;
+    let body = vllm::encode(&asked, dialect).map_err(|error| PortError::Refused(error.to_string()))?;
+    let body = serde_json::to_value(&body).unwrap_or_default();
     let (place, path) = match dialect.route {
         Route::Generate => ("token_ids", dialect.route.path()),
         Route::Completions => ("prompt", dialect.route.path()),

@@ -5,7 +5,7 @@
 mod encode;
 mod parse;
 
-pub use encode::{LEAST_TEMPERATURE, MOST_KEPT, encode};
+pub use encode::{Body, Completions, Generate, LEAST_TEMPERATURE, MOST_KEPT, encode};
 pub use parse::Parser;
 
 /// The route a request takes.

@@ -1,11 +1,10 @@
 //! Requests at one fixed prefix, and the G-test of what comes back.
 
 use futures_util::{StreamExt, TryStreamExt};
-use lockstep_adapters::Engine;
 use lockstep_conformance::frequency::{Draws, GTest, g_test};
 use lockstep_core::{
     Delta, RolloutId, SamplingParams, Support, TokenId,
-    ports::SampleRequest,
+    ports::{SampleRequest, Sampler},
     rollout::Request,
     sampling::{Limits, Truncation},
 };
@@ -39,12 +38,12 @@ pub(crate) fn tokens(max_new_tokens: u32) -> Limits {
     Limits { stop: vec![], max_new_tokens }
 }
 
-pub(crate) async fn deltas(engine: &Engine, request: SampleRequest) -> Vec<Delta> {
-    engine.sampler.generate(vec![request]).await.unwrap().try_collect().await.unwrap()
+pub(crate) async fn deltas(sampler: &dyn Sampler, request: SampleRequest) -> Vec<Delta> {
+    sampler.generate(vec![request]).await.unwrap().try_collect().await.unwrap()
 }
 
-async fn first_row(engine: &Engine, index: u32, truncation: Truncation) -> Support {
-    deltas(engine, request(index, truncation, tokens(1))).await[0].behavior.row(0)
+async fn first_row(sampler: &dyn Sampler, index: u32, truncation: Truncation) -> Support {
+    deltas(sampler, request(index, truncation, tokens(1))).await[0].behavior.row(0)
 }
 
 fn tested(rows: &[Support]) -> GTest {
@@ -57,11 +56,11 @@ fn tested(rows: &[Support]) -> GTest {
 }
 
 /// Draws at top_p 0.8 follow their report; the same draws reported as of top_p 0.9 do not.
-pub(crate) async fn follow_the_report(engine: &Engine) {
-    let draws = futures_util::stream::iter(0..DRAWS).map(|index| first_row(engine, index, nucleus(0.8)));
+pub(crate) async fn follow_the_report(sampler: &dyn Sampler) {
+    let draws = futures_util::stream::iter(0..DRAWS).map(|index| first_row(sampler, index, nucleus(0.8)));
     let honest: Vec<Support> = draws.buffer_unordered(AT_ONCE).collect().await;
     assert!(tested(&honest).p > 0.001);
-    let wide = first_row(engine, DRAWS, nucleus(0.9)).await;
+    let wide = first_row(sampler, DRAWS, nucleus(0.9)).await;
     assert!(wide.ids().len() > honest[0].ids().len(), "the two nuclei are the same here");
     let lie = |row: &Support| Support::exact(row.sampled().token, wide.ids().to_vec(), wide.log_q().to_vec()).unwrap();
     assert!(tested(&honest.iter().map(lie).collect::<Vec<_>>()).p < 1e-6);

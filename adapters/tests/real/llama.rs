@@ -18,13 +18,13 @@ async fn engine() -> Option<Arc<Engine>> {
 }
 
 async fn answer(engine: &Engine, asked: &SampleRequest) -> Rollout {
-    Rollout::fold(asked.request.clone(), deltas(engine, asked.clone()).await).unwrap()
+    Rollout::fold(asked.request.clone(), deltas(&*engine.sampler, asked.clone()).await).unwrap()
 }
 
 #[tokio::test]
 async fn draws_follow_the_report_and_a_report_of_another_nucleus_is_seen() {
     let Some(engine) = engine().await else { return };
-    follow_the_report(&engine).await;
+    follow_the_report(&*engine.sampler).await;
 }
 
 #[tokio::test]
@@ -37,7 +37,7 @@ async fn an_answer_of_many_legs_is_whole_and_can_be_resumed() {
     assert_eq!(rollout.segments().len(), 1);
     assert_eq!(rollout.segments()[0].stamp.version(), Some(VERSION));
     let resumed: Vec<TokenId> = rollout.sampled().take(37).collect();
-    let rest = deltas(&engine, SampleRequest { resumed, ..asked }).await;
+    let rest = deltas(&*engine.sampler, SampleRequest { resumed, ..asked }).await;
     assert_eq!(rest[0].start, 37);
     assert_eq!(rest.iter().map(|delta| delta.behavior.len()).sum::<usize>(), 63);
 }
@@ -95,7 +95,7 @@ async fn the_nucleus_is_measured_after_the_temperature() {
     for (at, row) in rows.enumerate() {
         let resumed = sampled[..at].to_vec();
         let whole = SampleRequest { resumed, ..request(5, Truncation::NONE, tokens(at as u32 + 1)) };
-        let expected = cut(&deltas(&engine, whole).await[0].behavior.row(0), 0.8);
+        let expected = cut(&deltas(&*engine.sampler, whole).await[0].behavior.row(0), 0.8);
         assert_eq!(row.ids().len(), expected.len(), "at position {at}");
         for ((id, log_q), (kept, q)) in row.ids().iter().zip(row.log_q()).zip(&expected) {
             assert!(id == kept && (log_q.exp() - q).abs() < 1e-5, "at position {at}: {id} {} {kept} {q}", log_q.exp());
@@ -111,6 +111,6 @@ async fn the_label_and_the_control_plane_are_refused_by_name() {
     let observed = connect(&address, &Options { on_finding: OnFinding::Report, ..Options::default() }).await.unwrap();
     assert!(observed.findings.iter().any(|finding| finding.untruthful));
     assert!(matches!(observed.control().map(drop), Err(PortError::Refused(why)) if why.contains("no weight update")));
-    let deltas = deltas(&observed, request(0, nucleus(0.8), tokens(2))).await;
+    let deltas = deltas(&*observed.sampler, request(0, nucleus(0.8), tokens(2))).await;
     assert_eq!(deltas[0].stamp.version(), None);
 }

@@ -23,13 +23,13 @@ async fn a_vllm_on_the_cpu_is_measured_for_what_it_is() {
 #[tokio::test]
 async fn draws_follow_the_report_and_a_report_of_another_nucleus_is_seen() {
     let Some(engine) = engine().await else { return };
-    follow_the_report(&engine).await;
+    follow_the_report(&*engine.sampler).await;
 }
 
 #[tokio::test]
 async fn a_streamed_answer_is_whole() {
     let Some(engine) = engine().await else { return };
     let asked = request(0, nucleus(0.8), tokens(64));
-    let rollout = Rollout::fold(asked.request.clone(), deltas(&engine, asked).await).unwrap();
+    let rollout = Rollout::fold(asked.request.clone(), deltas(&*engine.sampler, asked).await).unwrap();
     assert_eq!((rollout.len(), rollout.finish()), (64, FinishReason::Length));
 }

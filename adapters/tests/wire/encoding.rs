@@ -13,6 +13,10 @@ fn dialect(form: vllm::Form) -> vllm::Dialect {
     vllm::Dialect { route: vllm::Route::Generate, form, head: 64, cap_top_k: None, model: Some("m".into()), salt: None }
 }
 
+fn vllm_body(request: &SampleRequest, dialect: &vllm::Dialect) -> Result<Value, EncodeError> {
+    vllm::encode(request, dialect).map(|body| serde_json::to_value(body).unwrap())
+}
+
 const SGLANG: sglang::Dialect = sglang::Dialect { masks: true, head: 64, cap_top_k: None };
 
 fn resumed(tokens: u32) -> SampleRequest {
@@ -29,14 +33,14 @@ fn explicit(sampling: &Value, fields: &[&str]) {
 #[test]
 fn every_sampling_field_is_sent() {
     let shared = ["temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"];
-    let vllm = vllm::encode(&request(TOP_8, 64), &dialect(vllm::Form::Mask)).unwrap();
+    let vllm = vllm_body(&request(TOP_8, 64), &dialect(vllm::Form::Mask)).unwrap();
     explicit(&vllm["sampling_params"], &shared);
     explicit(
         &vllm["sampling_params"],
         &["repetition_penalty", "min_tokens", "logit_bias", "seed", "stop_token_ids", "n"],
     );
     let route = vllm::Route::Completions;
-    let open_ai = vllm::encode(&request(TOP_8, 64), &vllm::Dialect { route, ..dialect(vllm::Form::Raw) }).unwrap();
+    let open_ai = vllm_body(&request(TOP_8, 64), &vllm::Dialect { route, ..dialect(vllm::Form::Raw) }).unwrap();
     explicit(&open_ai, &shared);
     explicit(&open_ai, &["repetition_penalty", "return_token_ids", "return_tokens_as_token_ids", "prompt"]);
     let sglang = sglang::encode(&request(TOP_8, 64), &SGLANG, "r").unwrap();
@@ -53,7 +57,7 @@ fn every_sampling_field_is_sent() {
 fn a_resumed_answer_goes_on_from_its_tokens_with_fewer_left_and_another_seed() {
     let (fresh, later) = (request(TOP_8, 64), resumed(10));
     let sent = |request: &SampleRequest| {
-        let vllm = vllm::encode(request, &dialect(vllm::Form::Mask)).unwrap();
+        let vllm = vllm_body(request, &dialect(vllm::Form::Mask)).unwrap();
         let sglang = sglang::encode(request, &SGLANG, "r").unwrap();
         let llama = llama_cpp::encode(request, &llama_cpp::Leg { tokens: 100, ..LEG }).unwrap();
         [
@@ -74,18 +78,18 @@ fn a_resumed_answer_goes_on_from_its_tokens_with_fewer_left_and_another_seed() {
         assert_eq!(first, json!(7));
         assert_ne!(seed, first);
     }
-    let full = vllm::encode(&resumed(64), &dialect(vllm::Form::Mask));
+    let full = vllm_body(&resumed(64), &dialect(vllm::Form::Mask));
     assert_eq!(full, Err(EncodeError::NothingLeft { resumed: 64, limit: 64 }));
 }
 
 #[test]
 fn an_open_top_k_is_refused_where_a_mask_needs_a_finite_one_unless_it_is_capped() {
     let open = request(NUCLEUS, 8);
-    let refused = vllm::encode(&open, &dialect(vllm::Form::Mask)).unwrap_err().to_string();
+    let refused = vllm_body(&open, &dialect(vllm::Form::Mask)).unwrap_err().to_string();
     assert!(refused.contains("--cap-top-k"), "{refused}");
-    let capped = vllm::encode(&open, &vllm::Dialect { cap_top_k: Some(512), ..dialect(vllm::Form::Mask) }).unwrap();
+    let capped = vllm_body(&open, &vllm::Dialect { cap_top_k: Some(512), ..dialect(vllm::Form::Mask) }).unwrap();
     assert_eq!(capped["sampling_params"]["top_k"], json!(512));
-    assert_eq!(vllm::encode(&open, &dialect(vllm::Form::Processed)).unwrap()["sampling_params"]["top_k"], json!(-1));
+    assert_eq!(vllm_body(&open, &dialect(vllm::Form::Processed)).unwrap()["sampling_params"]["top_k"], json!(-1));
     assert!(sglang::encode(&open, &SGLANG, "r").is_err());
     let wide = request(Truncation { top_k: 5000, top_p: 1.0, min_p: 0.0 }, 8);
     let refused = sglang::encode(&wide, &SGLANG, "r").unwrap_err();
@@ -101,7 +105,7 @@ fn a_temperature_that_an_engine_would_replace_is_refused() {
     let limits = Limits { stop: vec![], max_new_tokens: 8 };
     let mut cold = request(TOP_8, 8);
     cold.request.params = SamplingParams::new(1e-3, TOP_8, limits, 1).unwrap();
-    let refused = vllm::encode(&cold, &dialect(vllm::Form::Mask)).unwrap_err().to_string();
+    let refused = vllm_body(&cold, &dialect(vllm::Form::Mask)).unwrap_err().to_string();
     assert!(refused.starts_with("temperature 0.001 is below 0.01"), "{refused}");
     assert!(sglang::encode(&cold, &SGLANG, "r").is_ok());
 }

@@ -54,6 +54,21 @@ pub const CUT_EARLY: Fault = Fault {
     },
 };
 
+/// Names a stop text nobody asked for.
+pub const FOREIGN_TEXT: Fault = Fault {
+    id: "foreign-stop-text",
+    does: "says of an answer that reached its limit that a stop text ended it",
+    break_target: |target| {
+        answering(target, |delta, _| {
+            let finish = delta.finish.map(|finish| match finish {
+                FinishReason::Length => FinishReason::StopText,
+                other => other,
+            });
+            Ok(Delta { finish, ..delta })
+        })
+    },
+};
+
 fn synthetic(mut delta: Delta, call: &Call, fallback: TokenId) -> PortResult<Delta> {
     let limits = call.request.request.params.limits();
     if delta.finish == Some(FinishReason::Length) && limits.max_new_tokens > 1 && !delta.behavior.is_empty() {

@@ -9,13 +9,15 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Why an answer ended.
+/// Why an answer ended. New reasons come at the end: the ledger knows them by their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// This stop id was sampled.
     Stop(TokenId),
     /// The token limit was reached; the answer stays in its batch.
     Length,
+    /// Its text had a stop text; the tokens that spell it stay, and the last of them is no stop id.
+    StopText,
 }
 
 /// How the KV cache behind a run of tokens came to be.

@@ -1,7 +1,6 @@
 //! q at one position: where it is not zero, and what is known of it there.
 
 use crate::token::TokenId;
-use std::collections::HashSet;
 
 /// Largest accepted distance between the known mass plus the rest and 1.
 pub const MASS_TOLERANCE: f64 = 1e-4;
@@ -270,18 +269,17 @@ impl Support {
 }
 
 fn check_ids(ids: &[TokenId], domain: Domain) -> Result<(), SupportError> {
-    let mut seen = HashSet::with_capacity(ids.len());
-    for &token in ids {
-        if let Domain::Vocabulary(vocabulary) = domain
-            && token.0 >= vocabulary
-        {
-            return Err(SupportError::OutsideVocabulary { token, vocabulary });
-        }
-        if !seen.insert(token) {
-            return Err(SupportError::Duplicate(token));
-        }
+    if let Domain::Vocabulary(vocabulary) = domain
+        && let Some(&token) = ids.iter().find(|token| token.0 >= vocabulary)
+    {
+        return Err(SupportError::OutsideVocabulary { token, vocabulary });
     }
-    Ok(())
+    let mut sorted = ids.to_vec();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(SupportError::Duplicate(pair[0])),
+        None => Ok(()),
+    }
 }
 
 fn check_log_probs(ids: &[TokenId], log_q: &[f64], sampled: Sampled) -> Result<(), SupportError> {

@@ -182,7 +182,8 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     print(&format!("{LISTENING}{}", listener.local_addr()?));
     let gateway = Arc::new(gateway);
     let feeding = gateway.pull.clone().map(|pull| tokio::spawn(pull::feed(gateway.clone(), pull)));
-    serve::serve(gateway.clone(), listener, interrupted()).await?;
+    let threads = std::thread::available_parallelism()?.get();
+    serve::serve_on_threads(gateway.clone(), listener, threads, interrupted()).await?;
     if let Some(feeding) = feeding {
         feeding.abort();
     }

@@ -111,6 +111,7 @@ impl Row {
             finish: finish.map(|finish| match finish {
                 FinishReason::Stop(_) => "stop",
                 FinishReason::Length => "length",
+                FinishReason::StopText => "stop_text",
             }),
             reward: rollout.reward,
             consumed: rollout.state == PlanState::Consumed,

@@ -3,7 +3,7 @@
 //! | bytes | content |
 //! |---|---|
 //! | 4 | magic, `LKSF` for a record, `LKSH` for the head of a segment |
-//! | 2 | format version, 2; 1 is still read |
+//! | 2 | format version, 3; 1 and 2 are still read |
 //! | 4 | length of the payload in bytes, L |
 //! | L | payload |
 //! | 4 | crc32 (IEEE) of version, length and payload |
@@ -17,7 +17,7 @@ pub const MAGIC: [u8; 4] = *b"LKSF";
 pub const HEAD_MAGIC: [u8; 4] = *b"LKSH";
 
 /// Version of the frames and records that are written.
-pub const FORMAT: u16 = 2;
+pub const FORMAT: u16 = 3;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;

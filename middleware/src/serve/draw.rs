@@ -282,6 +282,9 @@ impl Drawing {
             let rollout = self.request.id;
             return failed(format!("rollout {rollout} ended at {id}, which is not its last token or no stop id of it"));
         }
+        if delta.finish == Some(FinishReason::StopText) {
+            return failed(format!("rollout {id} ended at a stop text, but the engine was given none"));
+        }
         if let Some(at) = self.untruncated(&delta) {
             return failed(format!(
                 "the support at position {at} is over the whole vocabulary, though the draw was truncated"
@@ -308,8 +311,7 @@ impl Drawing {
             return Ok((delta, false));
         };
         let behavior = delta.behavior.slice(0..kept);
-        let finish = behavior.tokens().last().copied().map(FinishReason::Stop);
-        Ok((Delta { behavior, finish, ..delta }, true))
+        Ok((Delta { behavior, finish: Some(FinishReason::StopText), ..delta }, true))
     }
 
     /// Writes a delta and hands it on to whoever listens; the last one only when it is durable.

@@ -20,21 +20,28 @@ pub mod pull;
 pub mod refusal;
 mod reply;
 mod rollouts;
+mod sampler;
 mod sglang;
 pub mod speech;
 pub mod stop;
 pub mod text;
+mod threads;
 pub mod told;
 mod trainer;
 pub mod updates;
 mod vllm;
 
 pub use planned::{RestoreError, Restored, restore};
+pub use threads::serve_on_threads;
 
 use crate::{
     config::Stage,
     dispatch::Plans,
-    wire::{MAX_MESSAGE, proto::middleware_server::MiddlewareServer},
+    server::SamplerService,
+    wire::{
+        MAX_MESSAGE,
+        proto::{middleware_server::MiddlewareServer, sampler_server::SamplerServer},
+    },
 };
 use axum::{
     Router,
@@ -43,7 +50,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::{get, post},
-    serve::ListenerExt,
+    serve::Listener,
 };
 use capture::Capture;
 use counts::Counts;
@@ -57,16 +64,13 @@ use pool::Pool;
 use pull::{Judging, Pull};
 use refusal::Refusal;
 use std::{
-    future::Future,
+    future::{Future, IntoFuture},
     io,
     sync::Arc,
     time::{Duration, Instant},
 };
 use text::Text;
-use tokio::{
-    net::TcpListener,
-    sync::{Mutex, Semaphore},
-};
+use tokio::sync::{Mutex, Semaphore};
 use updates::Updates;
 
 /// How the gateway serves.
@@ -260,6 +264,8 @@ impl std::fmt::Debug for Gateway {
 /// All routes of both protocols.
 pub fn router(gateway: Arc<Gateway>) -> Router {
     let service = MiddlewareServer::new(trainer::Service::new(gateway.clone())).max_decoding_message_size(MAX_MESSAGE);
+    let through = SamplerService::new(Arc::new(sampler::Through::new(gateway.clone())));
+    let sampler = SamplerServer::new(through).max_decoding_message_size(MAX_MESSAGE);
     let http = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -277,21 +283,19 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .fallback(nothing)
         .with_state(gateway);
     http.route_service("/lockstep.v1.Middleware/{*method}", service)
+        .route_service("/lockstep.v1.Sampler/{*method}", sampler)
 }
 
 /// Serves until `stop` is done; running answers then get the grace to end.
 ///
 /// # Errors
 /// A listener that breaks.
-pub async fn serve(
+pub async fn serve<L: Listener<Addr: std::fmt::Debug>>(
     gateway: Arc<Gateway>,
-    listener: TcpListener,
+    listener: L,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let grace = gateway.options.grace;
-    let listener = listener.tap_io(|stream| {
-        let _ = stream.set_nodelay(true);
-    });
     let (told, telling) = tokio::sync::oneshot::channel();
     let stopping = async move {
         stop.await;
@@ -299,7 +303,7 @@ pub async fn serve(
     };
     let serving = axum::serve(listener, router(gateway)).with_graceful_shutdown(stopping);
     tokio::select! {
-        ended = async { serving.await } => ended,
+        ended = serving.into_future() => ended,
         () = async { let _ = telling.await; tokio::time::sleep(grace).await } => Ok(()),
     }
 }

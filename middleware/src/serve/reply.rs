@@ -1,6 +1,7 @@
 //! Answers on the wire: one JSON body, or server-sent events while the tokens arrive.
 
 use super::{Gateway, ask::Drawn, refusal::Refusal};
+use crate::ledger::Record;
 use axum::{
     body::{Body, Bytes},
     http::{HeaderValue, header},
@@ -54,6 +55,11 @@ pub(super) fn event(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
 pub(super) trait Telling: Send + 'static {
     /// The events of the next piece of answer `index`.
     fn piece(&mut self, index: usize, delta: &Arc<Delta>) -> Result<Vec<u8>, Refusal>;
+
+    /// What must be durable before the events of the last piece go out.
+    fn to_keep(&mut self) -> Option<Record> {
+        None
+    }
 
     /// The events after all answers have ended, before `[DONE]`.
     fn close(&mut self) -> Result<Vec<u8>, Refusal> {
@@ -112,7 +118,7 @@ impl<T: Telling> Streaming<T> {
             return None;
         }
         let told = match self.pieces.next().await {
-            Some((index, Ok(delta))) => self.telling.piece(index, &delta),
+            Some((index, Ok(delta))) => self.piece(index, &delta).await,
             Some((_, Err(refusal))) => Err(refusal),
             None => {
                 self.ended = true;
@@ -130,5 +136,14 @@ impl<T: Telling> Streaming<T> {
             line.extend_from_slice(b"\n\n");
             line
         }))
+    }
+
+    async fn piece(&mut self, index: usize, delta: &Arc<Delta>) -> Result<Vec<u8>, Refusal> {
+        let told = self.telling.piece(index, delta)?;
+        if let Some(record) = self.telling.to_keep() {
+            let kept = self.gateway.capture.record_durably(record).await;
+            kept.map_err(|error| Refusal::internal(error.to_string()))?;
+        }
+        Ok(told)
     }
 }

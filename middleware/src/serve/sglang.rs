@@ -220,10 +220,8 @@ fn mask_mode(fields: &mut Fields<'_>) -> Result<Option<Mask>, Refusal> {
 fn finish(told: &Told) -> Value {
     match told.finish {
         FinishReason::Length => serde_json::json!({"type": "length", "length": told.len()}),
-        FinishReason::Stop(id) => match told.stop_id() {
-            Some(id) => serde_json::json!({"type": "stop", "matched": id.0}),
-            None => serde_json::json!({"type": "stop", "matched": null, "last_id": id.0}),
-        },
+        FinishReason::Stop(id) => serde_json::json!({"type": "stop", "matched": id.0}),
+        FinishReason::StopText => serde_json::json!({"type": "stop", "matched": null}),
     }
 }
 

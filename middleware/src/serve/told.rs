@@ -164,7 +164,7 @@ pub fn stop_id(finish: FinishReason, request: &Request) -> Option<TokenId> {
 /// OpenAI's word for why an answer ended.
 pub fn finish_word(finish: FinishReason) -> &'static str {
     match finish {
-        FinishReason::Stop(_) => "stop",
+        FinishReason::Stop(_) | FinishReason::StopText => "stop",
         FinishReason::Length => "length",
     }
 }

@@ -1,6 +1,6 @@
 //! The gateway's side of the wire contract: what a trainer asks over gRPC.
 
-use super::{Gateway, refusal::Refusal, updates::CacheEffect};
+use super::{Gateway, refusal::Refusal, sampler::controls, updates::CacheEffect};
 use crate::{
     config::Stage,
     dispatch::{Consumer, Sealed},
@@ -45,14 +45,7 @@ impl Service {
     /// Every replica, one after the other: pause all, load all, resume all.
     async fn give(&self, weights: &PublishedWeights) -> Result<Stamp, Status> {
         let gateway = &self.gateway;
-        let mut controls = Vec::new();
-        for replica in gateway.pool.replicas() {
-            let name = replica.name();
-            let none = || {
-                Status::failed_precondition(format!("engine {name} has no control plane of its own; use its routes"))
-            };
-            controls.push((name, replica.control().cloned().ok_or_else(none)?));
-        }
+        let controls = controls(gateway).map_err(|error| Status::failed_precondition(error.to_string()))?;
         let failed = |name: &str, error: PortError| Status::unavailable(format!("engine {name}: {error}"));
         gateway.pool.pause(true);
         let loaded = async {

@@ -131,7 +131,7 @@ pub struct Rest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Finish {
-    #[prost(oneof = "finish::Reason", tags = "1, 2")]
+    #[prost(oneof = "finish::Reason", tags = "1, 2, 3")]
     pub reason: ::core::option::Option<finish::Reason>,
 }
 /// Nested message and enum types in `Finish`.
@@ -143,6 +143,9 @@ pub mod finish {
         Stop(u32),
         #[prost(bool, tag = "2")]
         Length(bool),
+        /// A stop text; its tokens stay.
+        #[prost(bool, tag = "3")]
+        StopText(bool),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]

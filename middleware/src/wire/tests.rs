@@ -192,3 +192,10 @@ fn a_split_answer_folds_back_into_itself() {
     assert!(parts.len() > 2);
     assert_eq!(&Rollout::fold(rollout.request().clone(), parts).unwrap(), rollout);
 }
+
+#[test]
+fn every_end_comes_back() {
+    for finish in [FinishReason::Stop(TokenId(3)), FinishReason::Length, FinishReason::StopText] {
+        assert_eq!(FinishReason::try_from(proto::Finish::from(finish)).unwrap(), finish);
+    }
+}

@@ -277,6 +277,7 @@ impl From<FinishReason> for proto::Finish {
         let reason = match finish {
             FinishReason::Stop(token) => Reason::Stop(token.0),
             FinishReason::Length => Reason::Length(true),
+            FinishReason::StopText => Reason::StopText(true),
         };
         Self { reason: Some(reason) }
     }
@@ -289,6 +290,7 @@ impl TryFrom<proto::Finish> for FinishReason {
         match required(finish.reason, "finish", "reason")? {
             proto::finish::Reason::Stop(token) => Ok(Self::Stop(TokenId(token))),
             proto::finish::Reason::Length(_) => Ok(Self::Length),
+            proto::finish::Reason::StopText(_) => Ok(Self::StopText),
         }
     }
 }

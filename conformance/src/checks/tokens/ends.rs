@@ -28,7 +28,13 @@ pub const ENDS: Check = Check {
     explain: include_str!("../../../explain/tokens_ends.md"),
     cases: &["NVIDIA/TensorRT-LLM#18190", "vllm-project/vime#70", "fw-ai/cookbook#483", "sgl-project/sglang#11673"],
     fault: faults::STOP_TRIMMED,
-    extra_faults: &[faults::SYNTHETIC_EOS, faults::RUNS_ON, faults::LIMIT_EXCEEDED, faults::CUT_EARLY],
+    extra_faults: &[
+        faults::SYNTHETIC_EOS,
+        faults::RUNS_ON,
+        faults::LIMIT_EXCEEDED,
+        faults::CUT_EARLY,
+        faults::FOREIGN_TEXT,
+    ],
     examine: |target| Box::pin(examine(target)),
 };
 
@@ -72,6 +78,7 @@ fn wrong_end(answer: &Rollout) -> Option<String> {
         (FinishReason::Stop(token), None) => {
             Some(format!("rollout {id} was ended by {token}, which is not among its {length} tokens"))
         }
+        (FinishReason::StopText, _) => Some(format!("rollout {id} was ended by a stop text, but none was asked for")),
         (FinishReason::Length, _) if length < limit => {
             Some(format!("rollout {id} was ended by its limit of {limit} after {length} tokens"))
         }

@@ -63,6 +63,7 @@ fn closing(rollout: &StoredRollout, tokens: usize) {
     let finish = rollout.deltas.last().and_then(|delta| delta.finish);
     print(&match finish {
         Some(FinishReason::Stop(token)) => format!("finished after {tokens} tokens by stop token {token}"),
+        Some(FinishReason::StopText) => format!("finished after {tokens} tokens by a stop text"),
         Some(FinishReason::Length) => format!("finished after {tokens} tokens by the token limit"),
         None => format!("not finished after {tokens} tokens"),
     });

@@ -95,7 +95,7 @@ fn a_frame_of_a_later_version_is_never_cut() {
     bytes[end..].copy_from_slice(&checksum.to_le_bytes());
     std::fs::write(&path, &bytes).unwrap();
     let error = Ledger::open(directory.path()).unwrap_err().to_string();
-    assert!(error.ends_with("format version 3 is not one of 1..=2"), "{error}");
+    assert!(error.ends_with("format version 4 is not one of 1..=3"), "{error}");
 }
 
 #[test]

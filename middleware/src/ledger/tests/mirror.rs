@@ -88,6 +88,7 @@ pub(crate) enum Kv {
 pub(crate) enum Finish {
     Stop(u32),
     Length,
+    StopText,
 }
 
 #[derive(SchemaRead, Debug, PartialEq)]

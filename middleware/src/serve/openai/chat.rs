@@ -197,7 +197,7 @@ impl Message {
 
     fn finish(&self, finish: FinishReason) -> &'static str {
         match finish {
-            FinishReason::Stop(_) if !self.calls.is_empty() => "tool_calls",
+            FinishReason::Stop(_) | FinishReason::StopText if !self.calls.is_empty() => "tool_calls",
             _ => told::finish_word(finish),
         }
     }
@@ -326,6 +326,8 @@ struct Stream {
     answers: Vec<Answering>,
     show: Show,
     options: StreamOptions,
+    /// The record of the answer that ended last.
+    kept: Option<Record>,
 }
 
 struct Answering {
@@ -350,7 +352,7 @@ impl Stream {
             Answering { request, speaker, message, deltas, sampled }
         });
         let (answers, id) = (answers.collect(), name(drawn.first().map(|drawn| &drawn.request)));
-        Self { gateway: gateway.clone(), id, created: reply::created(), text, turn, answers, show, options }
+        Self { gateway: gateway.clone(), id, created: reply::created(), text, turn, answers, show, options, kept: None }
     }
 
     fn chunk(&self, choices: Vec<Choice>, usage: Option<Usage>, first: bool) -> Result<Vec<u8>, Refusal> {
@@ -366,12 +368,11 @@ impl Stream {
         })
     }
 
-    /// Takes a finished answer into its conversation, and the record of it on its way to the ledger.
-    fn commit(&self, index: usize, finish: FinishReason) -> Result<(), Refusal> {
+    /// Takes a finished answer into its conversation.
+    fn commit(&mut self, index: usize, finish: FinishReason) -> Result<(), Refusal> {
         let answer = &self.answers[index];
         let record = self.turn.commit(answer.sampled.clone(), finish, answer.message.whole())?;
-        let capture = self.gateway.capture.clone();
-        tokio::spawn(async move { capture.record(Record::Session(record)).await });
+        self.kept = Some(Record::Session(record));
         Ok(())
     }
 }
@@ -424,6 +425,10 @@ impl Telling for Stream {
             out.extend(self.chunk(vec![choice], None, first && carries)?);
         }
         Ok(out)
+    }
+
+    fn to_keep(&mut self) -> Option<Record> {
+        self.kept.take()
     }
 
     fn close(&mut self) -> Result<Vec<u8>, Refusal> {

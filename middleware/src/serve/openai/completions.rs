@@ -12,8 +12,8 @@ use crate::serve::{
 use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
 use futures_util::future::try_join_all;
 use lockstep_core::{Delta, FinishReason, TokenId, rollout::Request};
-use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, sync::Arc};
+use serde::{Deserialize, Serialize, Serializer};
+use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 const BODY: Policy = Policy {
     dialect: "/v1/completions",
@@ -69,22 +69,22 @@ struct Completion<'a> {
     object: &'static str,
     created: u64,
     model: &'a str,
-    choices: Vec<Choice>,
+    choices: Vec<Choice<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
 }
 
 #[derive(Serialize)]
-struct Choice {
+struct Choice<'a> {
     index: usize,
     text: Option<String>,
     logprobs: Option<LogProbs>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<TokenId>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Vec<TokenId>>,
+    token_ids: Option<Cow<'a, [TokenId]>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<Vec<TokenId>>,
+    prompt_token_ids: Option<&'a [TokenId]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     weight_versions: Option<Vec<VersionSpan>>,
     #[serde(flatten)]
@@ -95,8 +95,41 @@ struct Choice {
 struct LogProbs {
     text_offset: Vec<usize>,
     token_logprobs: Vec<f32>,
-    tokens: Vec<String>,
+    tokens: Vec<Named>,
     top_logprobs: Option<Vec<BTreeMap<String, f32>>>,
+}
+
+/// A token as it is named: by its text, or as `token_id:123`.
+enum Named {
+    Text(String),
+    Id(TokenId),
+}
+
+impl Named {
+    fn characters(&self) -> usize {
+        match self {
+            Self::Text(text) => text.chars().count(),
+            Self::Id(id) => "token_id:".len() + 1 + id.0.checked_ilog10().unwrap_or(0) as usize,
+        }
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Id(id) => write!(f, "token_id:{id}"),
+        }
+    }
+}
+
+impl Serialize for Named {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Text(text) => serializer.serialize_str(text),
+            Self::Id(_) => serializer.collect_str(self),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -181,8 +214,8 @@ fn whole(gateway: &Gateway, told: &[Told], show: &Show) -> Result<Response, Refu
             logprobs: log_probs,
             finish_reason: Some(told::finish_word(told.finish)),
             stop_reason: told.stop_id(),
-            token_ids: show.extra.token_ids.then_some(tokens),
-            prompt_token_ids: show.extra.token_ids.then(|| told.request.prompt.clone()),
+            token_ids: show.extra.token_ids.then_some(tokens.into()),
+            prompt_token_ids: show.extra.token_ids.then_some(&*told.request.prompt),
             weight_versions: show.extra.weight_versions.then(|| told.versions(true)),
             extra: told.extra(&show.extra),
         })
@@ -207,18 +240,19 @@ fn usage<'a>(requests: impl Iterator<Item = &'a Request>, sampled: usize) -> Usa
 /// log q of the tokens, and the head of each support when more than 0 entries are asked for.
 fn log_probs(gateway: &Gateway, deltas: &[Arc<Delta>], (most, as_ids): (usize, bool), offset: usize) -> LogProbs {
     let shown = |id: TokenId| match &gateway.text {
-        Some(text) if !as_ids => text.shown(id),
-        _ => format!("token_id:{id}"),
+        Some(text) if !as_ids => Named::Text(text.shown(id)),
+        _ => Named::Id(id),
     };
-    let tokens: Vec<String> =
+    let tokens: Vec<Named> =
         deltas.iter().flat_map(|delta| delta.behavior.tokens().iter().map(|&id| shown(id))).collect();
     let mut at = offset;
     let text_offset = tokens.iter().map(|token| {
         let here = at;
-        at += token.chars().count();
+        at += token.characters();
         here
     });
-    let tops = |head: Head| head.into_iter().map(|(id, log_q)| (shown(id), log_q)).collect::<BTreeMap<_, _>>();
+    let tops =
+        |head: Head| head.into_iter().map(|(id, log_q)| (shown(id).to_string(), log_q)).collect::<BTreeMap<_, _>>();
     let heads = || deltas.iter().flat_map(|delta| told::heads(&delta.behavior, most)).map(tops).collect();
     LogProbs {
         text_offset: text_offset.collect(),
@@ -256,7 +290,7 @@ impl Stream {
         Self { gateway: gateway.clone(), id, created: reply::created(), answers: answers.collect(), show, options }
     }
 
-    fn chunk(&self, choices: Vec<Choice>, usage: Option<Usage>) -> Result<Vec<u8>, Refusal> {
+    fn chunk(&self, choices: Vec<Choice<'_>>, usage: Option<Usage>) -> Result<Vec<u8>, Refusal> {
         let (id, created, model) = (&*self.id, self.created, &*self.gateway.options.model);
         reply::event(&Completion { id, object: "text_completion", created, model, choices, usage })
     }
@@ -275,8 +309,9 @@ impl Telling for Stream {
         let text = answer.shown.as_mut().map(|shown| shown.push(tokens, delta.finish.is_some())).transpose()?;
         let log_probs =
             most.map(|most| log_probs(&self.gateway, std::slice::from_ref(delta), (most, as_ids), answer.characters));
-        let shown_now = log_probs.iter().flat_map(|shown| &shown.tokens).map(|token| token.chars().count());
+        let shown_now = log_probs.iter().flat_map(|shown| &shown.tokens).map(Named::characters);
         answer.characters += shown_now.sum::<usize>();
+        let answer = &self.answers[index];
         let last = |finish: FinishReason| (told::finish_word(finish), told::stop_id(finish, &answer.request));
         let ended = delta.finish.map(last);
         let versions = (extra.weight_versions && ended.is_some()).then(|| told::versions(&answer.deltas, 0, true));
@@ -286,8 +321,8 @@ impl Telling for Stream {
             logprobs: log_probs,
             finish_reason: ended.map(|(word, _)| word),
             stop_reason: ended.and_then(|(_, id)| id),
-            token_ids: extra.token_ids.then(|| tokens.to_vec()),
-            prompt_token_ids: (extra.token_ids && first).then(|| answer.request.prompt.clone()),
+            token_ids: extra.token_ids.then_some(tokens.into()),
+            prompt_token_ids: (extra.token_ids && first).then_some(&*answer.request.prompt),
             weight_versions: versions,
             extra: ExtraFields::of_delta(&answer.request, delta, &extra),
         };

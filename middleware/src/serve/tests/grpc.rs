@@ -1,22 +1,34 @@
 //! What a trainer asks over gRPC, on the port that also speaks HTTP.
 
-use super::{counting, send};
+use super::{counting, engine::Fake, gateway, send};
 use crate::{
+    client::SamplerClient,
     serve::{Gateway, serve},
     wire::{
         batch::BatchReader,
         proto::{self, middleware_client::MiddlewareClient},
     },
 };
-use std::sync::Arc;
+use futures_util::TryStreamExt;
+use lockstep_core::{
+    Delta, FinishReason, RolloutId, SamplingParams, TokenId,
+    ports::{PortError, SampleRequest, Sampler},
+    rollout::Request,
+    sampling::{Limits, Truncation},
+};
+use std::{net::SocketAddr, sync::Arc};
 use tokio::net::TcpListener;
 use tonic::{Code, Response, Streaming, transport::Channel};
 
-pub(super) async fn client(gateway: &Arc<Gateway>) -> MiddlewareClient<Channel> {
+async fn served(gateway: &Arc<Gateway>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve(gateway.clone(), listener, std::future::pending()));
-    MiddlewareClient::connect(format!("http://{address}")).await.unwrap()
+    address
+}
+
+pub(super) async fn client(gateway: &Arc<Gateway>) -> MiddlewareClient<Channel> {
+    MiddlewareClient::connect(format!("http://{}", served(gateway).await)).await.unwrap()
 }
 
 /// Everything that is streamed.
@@ -78,4 +90,32 @@ async fn what_this_gateway_cannot_do_is_refused_by_name() {
     };
     let uncontrolled = client.synchronise(weights).await.unwrap_err();
     assert!(uncontrolled.message().contains("engine 0 has no control plane"), "{uncontrolled}");
+}
+
+fn asked(prompt: u32, resumed: &[u32], max_new_tokens: u32) -> SampleRequest {
+    let limits = Limits { stop: vec![], max_new_tokens };
+    let params = SamplingParams::new(1.0, Truncation::NONE, limits, 7).unwrap();
+    let (id, prompt) = (RolloutId { plan: 77, index: 5 }, vec![TokenId(prompt)]);
+    let resumed = resumed.iter().copied().map(TokenId).collect();
+    SampleRequest { request: Request { id, group: 0, prompt, params }, resumed }
+}
+
+#[tokio::test]
+async fn whoever_draws_from_a_sampler_draws_through_the_gateway() {
+    let engine = Fake::counting();
+    let gateway = Arc::new(gateway(vec![engine.clone()]));
+    let sampler = SamplerClient::connect(&served(&gateway).await.to_string()).await.unwrap();
+    let request = asked(1, &[40], 3);
+    let deltas: Vec<Delta> = sampler.generate(vec![request.clone()]).await.unwrap().try_collect().await.unwrap();
+    assert!(deltas.iter().all(|delta| delta.rollout == request.request.id));
+    assert_eq!(deltas.iter().map(|delta| delta.start).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(deltas[1].finish, Some(FinishReason::Length));
+    let sent = &engine.asked()[0].request;
+    assert_eq!(sent.prompt, [TokenId(1), TokenId(40)]);
+    assert_ne!(sent.params.seed(), request.request.params.seed());
+    assert_eq!(gateway.counts.total_tokens(), 2);
+    for wrong in [asked(1000, &[], 3), asked(1, &[40], 1)] {
+        let refused = sampler.generate(vec![wrong]).await.map(drop);
+        assert!(matches!(refused, Err(PortError::Refused(_))), "{refused:?}");
+    }
 }

@@ -188,12 +188,14 @@ class Rest(_message.Message):
     def __init__(self, vocabulary: _Optional[bytes] = ..., log_q_sampled: _Optional[bytes] = ..., log_rest: _Optional[bytes] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("stop", "length")
+    __slots__ = ("stop", "length", "stop_text")
     STOP_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    STOP_TEXT_FIELD_NUMBER: _ClassVar[int]
     stop: int
     length: bool
-    def __init__(self, stop: _Optional[int] = ..., length: _Optional[bool] = ...) -> None: ...
+    stop_text: bool
+    def __init__(self, stop: _Optional[int] = ..., length: _Optional[bool] = ..., stop_text: _Optional[bool] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("rollout", "start", "behavior", "stamp", "kv", "profile", "finish")
