@@ -2,7 +2,8 @@
 
 An nginx with canned answers is the engine: it answers at once. In front of it stand, one after the other, nginx as a plain reverse
 proxy, smg (PyPI), Agent Lightning's Python gateway (PyPI agentlightning) where it can be installed, and lockstep without and with
-its ledger. wrk asks each for one answer of 16 tokens. Usage: bench.py LOCKSTEP [SECONDS]
+its ledger. wrk asks each for one answer of 16 tokens. smg and Agent Lightning are asked by text, the only way they take; smg captures
+nothing, and Agent Lightning is asked outside a rollout, which spares it the storing of spans. Usage: bench.py LOCKSTEP [SECONDS]
 
 bench.py LOCKSTEP memory [REQUESTS] prints the gateway's memory ten times on the way to a million requests.
 """
@@ -270,7 +271,8 @@ def show(table):
     for name, rows in table.items():
         for connections, got in (rows or {}).items():
             base = nginx_rows[connections]
-            notes = " ".join(filter(None, [f"{got['bad']} bad" if got["bad"] else "", got["errors"]]))
+            silent = "no answer within 10 s" if not got["rate"] else ""
+            notes = " ".join(filter(None, [silent, f"{got['bad']} bad" if got["bad"] else "", got["errors"]]))
             print(f"{name:22} {connections:>11} {got['rate']:>11.0f} {got['rate'] / base['rate']:>9.3f} {got['p50']:>9.2f} "
                   f"{got['p50'] / base['p50']:>9.2f} {got['p99']:>9.2f}  {notes}")
 

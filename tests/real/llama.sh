@@ -56,7 +56,6 @@ python3 tests/real/wait.py "$url/health" "$started" || { tail -20 "$real/llama-s
 echo "llama-server of llama-cpp-python $version at $url"
 LOCKSTEP_LLAMA_URL=$url cargo test -p lockstep-adapters --test real llama -- --nocapture
 
-# A build directory of its own would build everything again; this is the one of the tests.
 cargo build -p lockstep --no-default-features
 rm -rf "$real/ledger"
 target/debug/lockstep serve --engine "$url" --weight-version e0.s0 --stop-id 151645 --stage fix --out "$real/ledger" \

@@ -76,6 +76,11 @@ impl Connection {
         self.raw.is_empty() && peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
+    /// Gives back the room for bytes, while none are expected.
+    pub(super) fn rest(&mut self) {
+        self.raw = Vec::new();
+    }
+
     /// Sends a request, head and body in one.
     ///
     /// # Errors

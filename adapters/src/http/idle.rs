@@ -36,7 +36,8 @@ impl Idle {
     }
 
     /// Keeps a connection for the next request; those that waited too long are closed.
-    pub(super) fn keep(&self, connection: Connection) {
+    pub(super) fn keep(&self, mut connection: Connection) {
+        connection.rest();
         let mut threads = self.threads();
         let waiting = threads.entry(thread::current().id()).or_default();
         let stale = waiting.iter().take_while(|(_, since)| since.elapsed() > LONGEST).count();

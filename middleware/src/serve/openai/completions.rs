@@ -13,6 +13,7 @@ use axum::{body::Body, extract::State, http::HeaderMap, response::Response};
 use futures_util::future::try_join_all;
 use lockstep_core::{Delta, FinishReason, TokenId, rollout::Request};
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 const BODY: Policy = Policy {
@@ -46,13 +47,24 @@ const BODY: Policy = Policy {
 
 const NAMES: Names = Names { limit: &["max_tokens"], default_limit: Some(16), seed: "seed" };
 
-#[derive(Deserialize)]
-#[serde(untagged)]
 enum Prompt {
     Ids(Vec<TokenId>),
     Text(String),
     ManyIds(Vec<Vec<TokenId>>),
     Texts(Vec<String>),
+}
+
+impl Prompt {
+    /// By trial, the most frequent first: each is read in place, and a long list is never kept as a tree.
+    fn read(raw: &RawValue) -> Result<Self, Refusal> {
+        let text = raw.get();
+        serde_json::from_str(text)
+            .map(Self::Ids)
+            .or_else(|_| serde_json::from_str(text).map(Self::Text))
+            .or_else(|_| serde_json::from_str(text).map(Self::ManyIds))
+            .or_else(|_| serde_json::from_str(text).map(Self::Texts))
+            .map_err(|_| wrong_prompt())
+    }
 }
 
 /// What a stream ends with.
@@ -143,19 +155,19 @@ struct Show {
 
 pub(in crate::serve) async fn completions(
     State(gateway): State<Arc<Gateway>>,
-    headers: HeaderMap,
-    body: Body,
+    request: axum::extract::Request,
 ) -> Response {
     gateway.counts.request();
-    let outcome = answer(&gateway, &headers, body).await;
+    let (parts, body) = request.into_parts();
+    let outcome = answer(&gateway, &parts.headers, body).await;
     outcome.unwrap_or_else(|refusal| gateway.refuse(refusal))
 }
 
 async fn answer(gateway: &Arc<Gateway>, headers: &HeaderMap, body: Body) -> Result<Response, Refusal> {
     let body = gateway.body(body).await?;
     let mut fields = Fields::parse(&body, &BODY)?;
-    let prompt = fields.take::<Prompt>("prompt").map_err(|_| wrong_prompt())?;
-    let prompts = prompts(prompt.ok_or_else(|| Refusal::field("prompt", "field prompt is missing"))?, gateway)?;
+    let prompt = fields.raw("prompt").ok_or_else(|| Refusal::field("prompt", "field prompt is missing"))?;
+    let prompts = prompts(Prompt::read(prompt)?, gateway)?;
     gateway.check_model(fields.take("model")?)?;
     let stream = fields.flag("stream")?;
     let stream_options = fields.take::<StreamOptions>("stream_options")?.unwrap_or_default();
