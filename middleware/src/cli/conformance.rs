@@ -43,9 +43,11 @@ pub(super) struct Arguments {
     #[arg(long)]
     deep: bool,
     /// Updates of that training.
+    #[cfg(feature = "engine")]
     #[arg(long, default_value_t = 24, value_name = "N", requires = "deep")]
     deep_steps: u64,
     /// Prompts in a batch of it, with eight answers each.
+    #[cfg(feature = "engine")]
     #[arg(long, default_value_t = 128, value_name = "N", requires = "deep")]
     deep_prompts: u32,
     /// The directory whose chat template is judged, where it is not that of --model.
