@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 PARITY_VENV ?= target/parity-venv
 
 .PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda kernels-reference
-.PHONY: bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz openai bench-gateway bench-gateway-memory
+.PHONY: bench-kernels test-python real-torch real-trl real real-texts real-vllm crash bench-ledger fuzz openai bench-gateway bench-gateway-memory
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -77,6 +77,10 @@ false-alarms:
 ## A real llama-server, built from PyPI's llama-cpp-python (LLAMA_SERVER names one that is built already).
 real:
 	sh tests/real/llama.sh
+
+## PyPI's llama_cpp.server, which reports raw log-probs and must be red (LLAMA_LIBRARY names a libllama that is built already).
+real-texts:
+	sh tests/real/texts.sh
 
 ## A real vLLM on the CPU: about 6 GB of Python packages, and minutes to start.
 real-vllm:

@@ -15,7 +15,10 @@ mod probe;
 mod row;
 mod sampler;
 
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod llama_cpp;
+pub mod openai;
 pub mod sglang;
 pub mod vllm;
 pub mod wire;

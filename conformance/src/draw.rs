@@ -82,6 +82,17 @@ pub async fn sample(target: &Target, shape: Shape) -> Result<Batch, Obstacle> {
     answer(target, plan).await
 }
 
+/// As [`sample`], or the answers that were recorded where there are some: for questions any answers answer.
+///
+/// # Errors
+/// As [`answer`].
+pub async fn taken(target: &Target, shape: Shape) -> Result<Batch, Obstacle> {
+    match &target.recorded {
+        Some(recorded) => Ok((**recorded).clone()),
+        None => sample(target, shape).await,
+    }
+}
+
 /// Tokens [`sample`] asks for, at most.
 pub fn cost(ask: &Ask, answers: u32, max_new_tokens: u32) -> u64 {
     ask.prompts.len() as u64 * u64::from(answers) * u64::from(max_new_tokens)

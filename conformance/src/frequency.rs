@@ -102,6 +102,36 @@ pub fn g_test(prefixes: &[Draws]) -> GTest {
     GTest { statistic, freedom, p: chi_square_survival(statistic, freedom) }
 }
 
+/// Bins of the pooled test, at most.
+const BINS: usize = 20;
+
+/// The G-test of draws that share no prefix: `u = Q(more likely ids) + v q(drawn id)`, v uniform, is uniform whatever q is
+/// (Rosenblatt 1952), and those of one answer are independent of each other. Each draw comes with its v; supports that are
+/// not known whole, or leave no choice, are left out. `None` where fewer than ten draws are left.
+pub fn pooled(draws: impl Iterator<Item = (Support, f64)>) -> Option<(GTest, Vec<Cell>)> {
+    let open = draws.filter(|(support, _)| support.is_exact() && support.ids().len() > 1);
+    let ranks: Vec<f64> = open.map(|(support, v)| rank(&support, v)).collect();
+    let bins = BINS.min(ranks.len() / SMALLEST_CELL as usize);
+    if bins < 2 {
+        return None;
+    }
+    let expected = ranks.len() as f64 / bins as f64;
+    let mut cells = vec![Cell { expected, observed: 0.0 }; bins];
+    for u in ranks {
+        cells[((u * bins as f64) as usize).min(bins - 1)].observed += 1.0;
+    }
+    let (statistic, freedom) = (g(&cells) / williams(&cells), bins as u32 - 1);
+    Some((GTest { statistic, freedom, p: chi_square_survival(statistic, freedom) }, cells))
+}
+
+fn rank(support: &Support, v: f64) -> f64 {
+    let token = support.sampled().token;
+    let mut entries: Vec<(TokenId, f64)> = support.ids().iter().copied().zip(support.log_q().iter().copied()).collect();
+    entries.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let before: f64 = entries.iter().take_while(|(id, _)| *id != token).map(|(_, log_q)| log_q.exp()).sum();
+    before + v * support.sampled().log_q.exp()
+}
+
 fn g(cells: &[Cell]) -> f64 {
     let terms = cells.iter().filter(|cell| cell.observed > 0.0);
     2.0 * terms.map(|cell| cell.observed * (cell.observed / cell.expected).ln()).sum::<f64>()
@@ -147,6 +177,26 @@ mod tests {
         assert!((0..=16).contains(&one_in_a_hundred), "{one_in_a_hundred} of 600 below 0.01");
         let cut = [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95];
         assert!((0..20).all(|seed| test(&cut, &q, seed).p < 1e-6));
+    }
+
+    #[test]
+    fn draws_at_many_prefixes_are_judged_together() {
+        let q = |n: u64| {
+            let odds = [1.0, unit(&[n, 1]) + 0.1, unit(&[n, 2]) + 0.1];
+            odds.map(|odd| odd / odds.iter().sum::<f64>())
+        };
+        let p = |seed: u64, count: u64, truth: fn([f64; 3]) -> [f64; 3]| {
+            let drawn = |n| support(draw(&truth(q(n)), unit(&[seed, n])), &q(n));
+            pooled((0..count).map(|n| (drawn(n), unit(&[seed, n, 7])))).unwrap().0.p
+        };
+        let below = (0..600).filter(|&seed| p(seed, 400, |q| q) < 0.01).count();
+        assert!((0..=16).contains(&below), "{below} of 600 below 0.01");
+        let sharper = |q: [f64; 3]| {
+            let squares = q.map(|q| q * q);
+            squares.map(|square| square / squares.iter().sum::<f64>())
+        };
+        assert!((0..20).all(|seed| p(seed, 4_000, sharper) < 1e-6));
+        assert!(pooled((0..9).map(|n| (support(0, &q(n)), 0.5))).is_none());
     }
 
     #[test]

@@ -16,9 +16,11 @@
 //! Running the suite takes optimiser steps and loads weights: give it a pair set up for it, not one in the middle of a
 //! run.
 
+pub mod cases;
 pub mod check;
 pub mod checks;
 pub mod compare;
+pub mod course;
 pub mod difference;
 pub mod draw;
 pub mod faults;
@@ -33,6 +35,7 @@ pub mod readme;
 pub mod report;
 pub mod suite;
 pub mod target;
+pub mod template;
 pub mod tolerance;
 
 mod meter;
@@ -40,9 +43,11 @@ mod mix;
 mod training;
 
 pub use check::{Check, FalseAlarm, Fault, Finding, Verdict};
+pub use course::{Course, Look, Way};
 pub use figure::Figure;
 pub use obstacle::Obstacle;
 pub use report::Report;
 pub use suite::{Progress, Suite};
 pub use target::{Ask, Target};
+pub use template::ChatTemplate;
 pub use tolerance::{NumericClass, Tolerance};

@@ -36,17 +36,22 @@ pub enum Progress<'a> {
 }
 
 impl Suite {
-    /// Every check: those of the four fixes, those of the two terms, those of the correction.
+    /// Every check that does not train: those of the four fixes, those of the two terms, those of the correction.
     pub fn all() -> Self {
         Self { checks: checks::ALL.to_vec() }
     }
 
-    /// The checks with these names; `Err` carries a name that is none.
+    /// The same and the checks that train: minutes.
+    pub fn deep() -> Self {
+        Self { checks: checks::ALL.into_iter().chain(checks::DEEP).collect() }
+    }
+
+    /// The checks with these names, those that train too; `Err` carries a name that is none.
     ///
     /// # Errors
     /// A name no check has.
     pub fn only(ids: &[&str]) -> Result<Self, String> {
-        let mut suite = Self::all();
+        let mut suite = Self::deep();
         let unknown = ids.iter().find(|id| suite.get(id).is_none());
         if let Some(unknown) = unknown {
             return Err((*unknown).to_owned());

@@ -1,8 +1,8 @@
 //! What a check runs against: some ports, and what it takes to ask them sensible questions.
 
-use crate::{obstacle::Obstacle, tolerance::NumericClass};
+use crate::{course::Course, obstacle::Obstacle, template::ChatTemplate, tolerance::NumericClass};
 use lockstep_core::{
-    SamplingParams, TokenId,
+    Batch, SamplingParams, TokenId,
     ports::{Control, Probe, Queue, Sampler, Scorer, Trainer},
     sampling::{Limits, Truncation},
 };
@@ -23,6 +23,14 @@ pub struct Target {
     pub probe: Option<Arc<dyn Probe>>,
     /// Saw what was generated and what was trained on.
     pub queue: Option<Arc<dyn Queue>>,
+    /// Writes conversations as text.
+    pub template: Option<Arc<dyn ChatTemplate>>,
+    /// Trains anew, several ways.
+    pub course: Option<Arc<dyn Course>>,
+    /// Answers that were drawn before, in the place of a sampler that draws.
+    pub recorded: Option<Arc<Batch>>,
+    /// Replies among those that contradict themselves, each with its reason.
+    pub contradictions: Vec<String>,
     /// How to ask.
     pub ask: Ask,
     /// The number format the pair claims; its numeric term is held against it.
@@ -143,6 +151,24 @@ impl Target {
         needed(&self.queue, "queue")
     }
 
+    /// The chat template.
+    ///
+    /// # Errors
+    /// Not applicable without one.
+    pub fn template(&self) -> Result<&Arc<dyn ChatTemplate>, Obstacle> {
+        needed(&self.template, "chat template")
+    }
+
+    /// The course.
+    ///
+    /// # Errors
+    /// Not applicable without one.
+    pub fn course(&self) -> Result<&Arc<dyn Course>, Obstacle> {
+        let absent = "the target has no course: training several ways needs a pair that is started anew each time, as the \
+                      built-in one is";
+        self.course.as_ref().ok_or_else(|| Obstacle::NotApplicable(absent.into()))
+    }
+
     /// The same ports, asked otherwise.
     #[must_use]
     pub fn asking(&self, change: impl FnOnce(&mut Ask)) -> Self {
@@ -160,6 +186,8 @@ impl Target {
             ("trainer", self.trainer.is_some()),
             ("probe", self.probe.is_some()),
             ("queue", self.queue.is_some()),
+            ("template", self.template.is_some()),
+            ("course", self.course.is_some()),
         ];
         ports.into_iter().filter(|&(_, there)| there).map(|(name, _)| name).collect()
     }

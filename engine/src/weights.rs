@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Storage, Tensor, Var};
 use lockstep_kernels::philox::normal;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 mod files;
@@ -65,6 +66,23 @@ impl Weights {
     /// One variable by name.
     pub fn get(&self, name: &str) -> Option<&Var> {
         self.0.get(name)
+    }
+
+    /// Makes some rows of a matrix equal to the first of them: ids that share a row of the head have one logit.
+    ///
+    /// # Errors
+    /// No such matrix, or one with fewer rows.
+    pub fn equal_rows(&self, name: &str, rows: Range<usize>) -> Result<()> {
+        let missing = || Error::Missing { name: name.into(), shape: vec![rows.end] };
+        let var = self.get(name).ok_or_else(missing)?;
+        let (all, columns) = var.dims2()?;
+        if rows.is_empty() || rows.end > all {
+            return Err(Error::Shape { name: name.into(), got: vec![all, columns], want: vec![rows.end, columns] });
+        }
+        let mut values: Vec<f32> = var.flatten_all()?.to_vec1()?;
+        let first = values[rows.start * columns..(rows.start + 1) * columns].to_vec();
+        rows.for_each(|row| values[row * columns..(row + 1) * columns].copy_from_slice(&first));
+        Ok(var.set(&Tensor::from_vec(values, (all, columns), &Device::Cpu)?)?)
     }
 
     /// Number of floats in all tensors.

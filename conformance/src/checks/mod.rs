@@ -3,18 +3,23 @@
 pub mod batch;
 pub mod correction;
 pub mod distribution;
+pub mod end;
 pub mod lag;
 pub mod numeric;
 pub mod tokens;
 pub mod version;
 
 mod question;
+mod recorded;
 pub(crate) mod tilted;
 
 use crate::check::Check;
 
-/// Every check, in the order they run.
-pub const ALL: [Check; 34] = [
+/// Checks that train, and run only when asked for.
+pub const DEEP: [Check; 1] = [end::DIVERGENCE];
+
+/// Every other check, in the order they run.
+pub const ALL: [Check; 36] = [
     distribution::drawn::DRAWN,
     distribution::agreement::AGREEMENT,
     distribution::support::SUPPORT,
@@ -27,6 +32,7 @@ pub const ALL: [Check; 34] = [
     tokens::identity::IDENTITY,
     tokens::ends::ENDS,
     tokens::vocabulary::VOCABULARY,
+    tokens::template::TEMPLATE,
     batch::membership::MEMBERSHIP,
     batch::outcomes::OUTCOMES,
     batch::denominator::DENOMINATOR,
@@ -40,6 +46,7 @@ pub const ALL: [Check; 34] = [
     numeric::drift::DRIFT,
     numeric::batch::BATCH,
     numeric::prefill::PREFILL,
+    numeric::turns::TURNS,
     numeric::updates::UPDATES,
     lag::zero::ZERO,
     lag::denominator::DENOMINATOR,

@@ -31,6 +31,12 @@ const ROUNDING: f64 = 1e-5;
 /// Answers to each prompt.
 pub(crate) const ANSWERS: u32 = 2;
 
+/// Right and wrong losses must lie this many slacks apart.
+const POWER: f64 = 4.0;
+
+/// Steps taken until they do.
+const TRIES: u64 = 3;
+
 /// One token of a step.
 #[derive(Debug, Clone)]
 pub(crate) struct Token {
@@ -55,6 +61,11 @@ pub(crate) struct Step {
 /// Tokens [`step`] asks for, at most.
 pub(crate) fn cost(target: &Target) -> u64 {
     draw::cost(&target.ask, ANSWERS, target.ask.max_new_tokens)
+}
+
+/// Tokens [`decisive`] asks for, at most.
+pub(crate) fn cost_decisive(target: &Target) -> u64 {
+    TRIES * cost(target)
 }
 
 /// One step.
@@ -82,6 +93,27 @@ pub(crate) async fn step(target: &Target, question: u64, rule: Rule) -> Result<S
         return Err(Obstacle::Unclear(format!("none of {} tokens had a choice", tokens.len())));
     }
     Ok(Step { tokens, report, version, answers: batch.rollouts().len() })
+}
+
+/// A step at which right and wrong losses lie apart, by `distance`, so far that the reported loss decides between them.
+pub(crate) async fn decisive(
+    target: &Target,
+    (question, rule): (u64, Rule),
+    distance: impl Fn(&Step) -> Result<f64, Obstacle>,
+) -> Result<Step, Obstacle> {
+    let (mut widest, needed) = (0.0f64, POWER * slack(target));
+    for attempt in 0..TRIES {
+        let step = step(target, question + (attempt << 16), rule).await?;
+        step.whole()?;
+        let found = distance(&step)?;
+        if found > needed {
+            return Ok(step);
+        }
+        widest = widest.max(found);
+    }
+    Err(Obstacle::Unclear(format!(
+        "right and wrong losses of {TRIES} steps lie {widest:.1e} apart at most, too little to decide ({needed:.1e} needed)"
+    )))
 }
 
 /// The tokens of a batch with both sides' log-probs.

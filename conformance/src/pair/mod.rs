@@ -6,6 +6,7 @@
 mod history;
 mod model;
 mod sampler;
+mod template;
 mod trainer;
 mod truncate;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 pub use history::History;
 pub use model::Model;
 pub use sampler::MemorySampler;
+pub use template::Appending;
 pub use trainer::{MemoryTrainer, Store};
 
 /// Ids in the vocabulary.
@@ -53,9 +55,11 @@ fn with_spacing(seed: u64, spacing: f64) -> Target {
         trainer: Some(trainer.clone()),
         probe: Some(trainer),
         queue: Some(queue),
+        template: Some(Arc::new(Appending)),
         ask,
         numeric: NumericClass::F32,
         exact_lag: true,
+        ..Target::default()
     }
 }
 

@@ -10,13 +10,18 @@ use crate::{
 };
 use lockstep_conformance::{Ask, Target, tolerance::NumericClass};
 use lockstep_core::ports::Sampler;
+use lockstep_engine::Qwen3;
 use std::{
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
 
 /// Prompts the suite asks.
 const PROMPTS: u64 = 6;
+
+/// Ids of the small model that no text has.
+const UNUSED: Range<usize> = 28..32;
 
 /// A pair that could not be made a target.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +44,19 @@ pub fn configuration(model: Option<PathBuf>, seed: u64) -> Result<Config, Config
     let mut config = Config::resolve(None, &settings)?;
     config.input.model = model;
     Ok(config)
+}
+
+/// The small model with the rows of its four unused ids made one, so that there are ids that are always tied.
+///
+/// # Errors
+/// A model that does not load, a directory that cannot be written.
+pub fn with_ties(model: &Path, into: &Path) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    std::fs::create_dir_all(into)?;
+    let model_of = Qwen3::load(model)?;
+    model_of.weights().equal_rows("model.embed_tokens.weight", UNUSED)?;
+    model_of.save(into)?;
+    std::fs::copy(model.join("tokenizer.json"), into.join("tokenizer.json"))?;
+    Ok(())
 }
 
 /// Trains for a few steps, so that there is something to ask of batches, and offers every port the pair has.
@@ -72,5 +90,6 @@ pub async fn built_in_target(
         ask,
         numeric: NumericClass::F32,
         exact_lag: true,
+        ..Target::default()
     })
 }

@@ -168,6 +168,7 @@ pub(super) fn matrix(extent: Extent, setting: &Setting) -> Vec<Arm> {
     let untrained = Arm::new(Correction::Untrained, EXACT, Sync::Never).seeded(setting.first_seed);
     let rows = match extent {
         Extent::Quick => quick(),
+        Extent::Deep => deep(),
         Extent::Core => core(),
         Extent::All => [core(), rest(setting)].concat(),
     };
@@ -182,6 +183,10 @@ fn quick() -> Vec<Arm> {
         Arm::new(Correction::Method(Method::Is), EXACT, Sync::Never),
         dlc,
     ]
+}
+
+fn deep() -> Vec<Arm> {
+    vec![Arm::new(Correction::None, EXACT, Sync::Never), Arm::new(Correction::dlc_a(), EXACT, trigger())]
 }
 
 /// What the bars and the claims E1 to E5 and E8 need, the most telling rows first.

@@ -5,11 +5,11 @@ use super::{
     verdict::{Judged, Ruling, Verdict, close, control, largest, late, look_at, ruled, verdict},
 };
 
-pub(super) const UNTRAINED: &str = "untrained-exact-never";
-pub(super) const NONE_STALE: &str = "none-exact-never";
+pub(crate) const UNTRAINED: &str = "untrained-exact-never";
+pub(crate) const NONE_STALE: &str = "none-exact-never";
 pub(super) const IS_STALE: &str = "is-exact-never";
 pub(super) const CENTRING_STALE: &str = "centring-exact-never";
-pub(super) const DLC: &str = "dlc_a-exact-trigger";
+pub(crate) const DLC: &str = "dlc_a-exact-trigger";
 pub(super) const DLC_STALE: &str = "dlc_a-exact-never";
 pub(super) const NONE_INT4: &str = "none-int4-fresh";
 pub(super) const CENTRING_INT4: &str = "centring-int4-fresh";

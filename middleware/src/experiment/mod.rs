@@ -11,7 +11,7 @@
 //! [`table`] and [`render`] show it.
 
 pub mod arm;
-mod claims;
+pub(crate) mod claims;
 pub mod measure;
 pub mod outcome;
 mod page;

@@ -11,6 +11,8 @@ use std::path::Path;
 pub enum Extent {
     /// Three methods, one seed, a small setting: whether it works, and the largest effects.
     Quick,
+    /// As wrapped, plain and untrained, one seed: the training of `lockstep conformance --deep`.
+    Deep,
     /// What the claims need, three seeds.
     Core,
     /// Every rival, every precision, five seeds, and the grids of learning rate and staleness.
@@ -69,6 +71,11 @@ impl Setting {
     /// 64 prompts, 24 updates, one seed, two references.
     pub fn small() -> Self {
         Self { prompts: 64, steps: 24, references: 2, seeds: 1, evaluation_prompts: 64, ..Self::big() }
+    }
+
+    /// The large setting, shorter.
+    pub fn deep() -> Self {
+        Self { steps: 24, references: 3, seeds: 1, ..Self::big() }
     }
 
     /// The updates after which the distance is looked at.

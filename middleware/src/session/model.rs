@@ -234,6 +234,15 @@ impl ChatModel {
         written.from(self, 0)
     }
 
+    /// The text of a conversation as the template writes it, without its ids.
+    ///
+    /// # Errors
+    /// As [`ChatModel::render`].
+    pub fn text(&self, conversation: Conversation<'_>, ask: Ask) -> Result<String, SessionError> {
+        let written = self.written(conversation, ask)?;
+        if written.shield.is_none() { Ok(written.text) } else { Ok(written.from(self, 0)?.text) }
+    }
+
     /// The first special token that a message's text holds and that is encoded as text: the message's place, the token.
     pub(super) fn special_as_text(&self, messages: &[Json]) -> Option<(usize, String)> {
         self.0.specials.within(messages).filter(|_| self.0.options.special_in_text == SpecialInText::Text)

@@ -33,7 +33,7 @@ pub const AGREEMENT: Check = Check {
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let shape = Shape { question: 0xa1, answers: 2, max_new_tokens: target.ask.max_new_tokens };
     let scorer = target.scorer()?;
-    let batch = draw::sample(target, shape).await?;
+    let batch = draw::taken(target, shape).await?;
     let scored = draw::score(scorer.as_ref(), &batch, draw::version_of(&batch)?).await?;
     let rows: Vec<Row> = difference::rows(&batch, &scored).collect();
     let found = difference::over_supports(rows.iter());

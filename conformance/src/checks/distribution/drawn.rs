@@ -2,6 +2,7 @@
 
 use crate::{
     check::{Check, FalseAlarm, Finding},
+    checks::recorded,
     draw::{self, Shape},
     faults::sampler as faults,
     figure::Figure,
@@ -40,6 +41,9 @@ pub const DRAWN: Check = Check {
 };
 
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
+    if let Some(batch) = &target.recorded {
+        return recorded::drawn(batch);
+    }
     let shape = Shape { question: 0xd1, answers: 2, max_new_tokens: target.ask.max_new_tokens };
     let batch = draw::sample(target, shape).await?;
     frequency_test(target, &batch).await

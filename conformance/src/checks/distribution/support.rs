@@ -3,14 +3,14 @@
 use super::kept::{self, KeptMass};
 use crate::{
     check::{Check, FalseAlarm, Finding, Verdict},
-    difference::{self, Row},
+    checks::recorded,
     draw::{self, Shape},
     faults::support as faults,
     obstacle::Obstacle,
     target::Target,
     tolerance::NumericClass,
 };
-use lockstep_core::{Batch, WeightVersion, support::Domain};
+use lockstep_core::{Batch, Support, WeightVersion, support::Domain};
 
 /// Fewer supports than these below top_p show nothing.
 const FEWEST_BELOW: usize = 8;
@@ -41,33 +41,35 @@ pub const SUPPORT: Check = Check {
 };
 
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
-    let shape = Shape { question: 0xb1, answers: 2, max_new_tokens: target.ask.max_new_tokens };
-    let scorer = target.scorer()?;
-    let batch = draw::sample(target, shape).await?;
-    let version = draw::version_of(&batch)?;
-    let scored = draw::score(scorer.as_ref(), &batch, version).await?;
-    let rows: Vec<Row> = difference::rows(&batch, &scored).collect();
-    match untruncated(target, &rows) {
-        Some(fail) => Ok(fail.into()),
-        None => kept_masses(target, &batch, version).await,
+    if let Some(batch) = &target.recorded {
+        return Ok(recorded::supports(batch, &target.contradictions));
     }
+    let shape = Shape { question: 0xb1, answers: 2, max_new_tokens: target.ask.max_new_tokens };
+    let batch = draw::sample(target, shape).await?;
+    if let Some(fail) = untruncated(target, &batch) {
+        return Ok(fail.into());
+    }
+    target.scorer()?;
+    kept_masses(target, &batch, draw::version_of(&batch)?).await
 }
 
 /// A fail where truncation was asked for, yet q is said to live on the whole vocabulary.
-fn untruncated(target: &Target, rows: &[Row]) -> Option<Verdict> {
+fn untruncated(target: &Target, batch: &Batch) -> Option<Verdict> {
     let asked = target.ask.truncation;
-    let wide = |row: &&Row| matches!(row.support.domain(), Domain::Vocabulary(_));
-    let count = rows.iter().filter(wide).count();
-    let row = rows.iter().find(wide).filter(|_| !asked.is_none())?;
-    let rest = row.support.log_rest().map_or(0.0, f64::exp);
+    let segments = batch.rollouts().iter().flat_map(|answer| answer.segments());
+    let supports: Vec<Support> = segments.flat_map(|segment| segment.behavior.rows()).collect();
+    let wide = |support: &&Support| matches!(support.domain(), Domain::Vocabulary(_));
+    let count = supports.iter().filter(wide).count();
+    let support = supports.iter().find(wide).filter(|_| !asked.is_none())?;
+    let rest = support.log_rest().map_or(0.0, f64::exp);
     Some(Verdict::Fail(format!(
         "top_p {} top_k {} min_p {} were asked for, but {count} of {} tokens report a q over the whole vocabulary, the \
          first with {} known ids and a tail of mass {rest:.4}",
         asked.top_p,
         asked.top_k,
         asked.min_p,
-        rows.len(),
-        row.support.known(),
+        supports.len(),
+        support.known(),
     )))
 }
 

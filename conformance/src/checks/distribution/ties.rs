@@ -11,9 +11,8 @@ use lockstep_core::{Support, TokenId, profile::TieRule};
 
 const PROMPTS: u32 = 32;
 const LENGTH: u32 = 6;
-const TOP_K: u32 = 3;
-/// Ids listed to see which are tied.
-const LISTED: u32 = 8;
+/// Ids listed to see which are tied, at most.
+const LISTED: u32 = 64;
 
 /// `distribution.ties`.
 pub const TIES: Check = Check {
@@ -32,18 +31,26 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let rule = target.sampler()?.capabilities().profile.ties;
     let prompts = question::random_prompts(&target.ask, PROMPTS, LENGTH);
     let how = |question, top_k| How::top_k(question, target.ask.temperature, top_k);
-    let listed = question::first(target, &prompts, how(0x7e1, LISTED)).await?;
-    let found = question::first(target, &prompts, how(0x7e2, TOP_K)).await?;
-    let tied: Vec<(&Support, &Support)> = listed.iter().zip(&found).filter(|(listed, _)| is_tied(listed)).collect();
-    if tied.is_empty() {
-        return Err(Obstacle::NotApplicable(format!("none of {PROMPTS} prompts has two ids tied at rank {TOP_K}")));
+    // Asking for every id cuts no tie; a large vocabulary is not listed whole.
+    let whole = target.ask.vocabulary <= LISTED;
+    let listed = question::first(target, &prompts, how(0x7e1, if whole { 0 } else { LISTED })).await?;
+    let (mut tied, mut wrong, mut shown) = (0, 0, Vec::new());
+    for (at, (prompt, listed)) in prompts.iter().zip(&listed).enumerate() {
+        let ranked = ranked(listed);
+        let Some(k) = tie(&ranked, whole) else { continue };
+        let found = question::first(target, std::slice::from_ref(prompt), how(0x7e20 + at as u64, k as u32)).await?;
+        let kept = found.first().is_some_and(|found| keeps(rule, (&ranked, k), found));
+        (tied, wrong) = (tied + 1, wrong + usize::from(!kept));
+        shown.extend(found.first().map(|found| format!("{} of top_k {k}", found.ids().len())));
     }
-    let wrong = tied.iter().filter(|(listed, found)| !keeps(rule, listed, found)).count();
-    let sizes: Vec<String> = tied.iter().take(4).map(|(_, found)| found.ids().len().to_string()).collect();
+    if tied == 0 {
+        let reason = format!("none of {PROMPTS} prompts has two ids tied among its {LISTED} most likely");
+        return Err(Obstacle::NotApplicable(reason));
+    }
+    shown.truncate(4);
     let evidence = format!(
-        "{} of {PROMPTS} prompts have ids tied at rank {TOP_K}; {wrong} are not kept as {rule:?} says; sizes {}..",
-        tied.len(),
-        sizes.join(", ")
+        "{tied} of {PROMPTS} prompts have ids tied at a rank; {wrong} are not kept as {rule:?} says; sizes {}..",
+        shown.join(", ")
     );
     Ok(Finding::of(wrong == 0, evidence))
 }
@@ -56,14 +63,14 @@ fn ranked(support: &Support) -> Vec<(TokenId, f64)> {
     entries
 }
 
-fn is_tied(listed: &Support) -> bool {
-    let ranked = ranked(listed);
-    let at = TOP_K as usize;
-    ranked.len() > at && ranked[at - 1].1 == ranked[at].1
+/// The first rank, from 2, whose id is as likely as the next; of a list that is cut not the last ones, whose equals may be
+/// missing.
+fn tie(ranked: &[(TokenId, f64)], whole: bool) -> Option<usize> {
+    let known = |k: usize| whole || ranked[k].1 > ranked[ranked.len() - 1].1;
+    (2..ranked.len()).find(|&k| ranked[k - 1].1 == ranked[k].1 && known(k))
 }
 
-fn keeps(rule: TieRule, listed: &Support, found: &Support) -> bool {
-    let (ranked, k) = (ranked(listed), TOP_K as usize);
+fn keeps(rule: TieRule, (ranked, k): (&[(TokenId, f64)], usize), found: &Support) -> bool {
     let mut ids = found.ids().to_vec();
     ids.sort_unstable();
     let expected = |count: usize| {

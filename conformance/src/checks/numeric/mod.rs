@@ -6,6 +6,7 @@ pub mod drift;
 pub mod outliers;
 pub mod prefill;
 pub mod size;
+pub mod turns;
 pub mod updates;
 
 use crate::{
@@ -19,7 +20,7 @@ use lockstep_core::Batch;
 /// Answers, and those of their rows that have a choice, scored at the version that drew them.
 async fn rows(target: &Target, shape: Shape) -> Result<(Batch, Vec<Row>), Obstacle> {
     let scorer = target.scorer()?;
-    let batch = draw::sample(target, shape).await?;
+    let batch = draw::taken(target, shape).await?;
     let scored = draw::score(scorer.as_ref(), &batch, draw::version_of(&batch)?).await?;
     let rows: Vec<Row> = difference::rows(&batch, &scored).filter(|row| difference::has_choice(&row.support)).collect();
     if rows.is_empty() {

@@ -34,7 +34,7 @@ pub const SIZE: Check = Check {
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let shape = Shape { question: 0x51, answers: ANSWERS, max_new_tokens: target.ask.max_new_tokens };
     let scorer = target.scorer()?;
-    let batch = draw::sample(target, shape).await?;
+    let batch = draw::taken(target, shape).await?;
     let scored = draw::score(scorer.as_ref(), &batch, draw::version_of(&batch)?).await?;
     let rows: Vec<Row> = difference::rows(&batch, &scored).filter(|row| difference::has_choice(&row.support)).collect();
     if rows.is_empty() {

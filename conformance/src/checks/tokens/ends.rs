@@ -39,6 +39,9 @@ pub const ENDS: Check = Check {
 };
 
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
+    if let Some(batch) = &target.recorded {
+        return Ok(of_recorded(batch));
+    }
     let shape = |question| Shape { question, answers: ANSWERS, max_new_tokens: target.ask.max_new_tokens };
     let endless = draw::sample(&target.asking(|ask| ask.stop = vec![]), shape(0xe0d)).await?;
     let stop = most_drawn(&endless).into_iter().collect::<Vec<TokenId>>();
@@ -57,6 +60,14 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
         wrong.first().map_or_else(String::new, |first| format!("; {first}")),
     );
     Ok(Finding::of(wrong.is_empty() && foreign == 0, evidence))
+}
+
+/// Ends alone: what else could have been drawn there needs the sampler.
+fn of_recorded(batch: &Batch) -> Finding {
+    let wrong: Vec<String> = batch.rollouts().iter().filter_map(wrong_end).collect();
+    let first = wrong.first().map_or_else(String::new, |first| format!("; {first}"));
+    let evidence = format!("{} recorded answers, {} end wrongly{first}", batch.rollouts().len(), wrong.len());
+    Finding::of(wrong.is_empty(), evidence)
 }
 
 /// The id that stands most often after the first token of an answer.

@@ -2,4 +2,5 @@
 
 pub mod ends;
 pub mod identity;
+pub mod template;
 pub mod vocabulary;

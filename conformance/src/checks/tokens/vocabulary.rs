@@ -8,7 +8,7 @@ use crate::{
     obstacle::Obstacle,
     target::Target,
 };
-use lockstep_core::TokenId;
+use lockstep_core::{Batch, TokenId};
 
 const PROMPTS: u32 = 12;
 const LENGTH: u32 = 6;
@@ -29,10 +29,10 @@ pub const VOCABULARY: Check = Check {
 
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let defined = target.ask.defined();
-    let mut prompts = question::random_prompts(&target.ask, PROMPTS, LENGTH);
-    prompts.iter_mut().for_each(|prompt| prompt[0] = TokenId(defined.saturating_sub(1)));
-    let plan = target.ask.plan(&prompts, Shape { question: 0x70c, answers: 1, max_new_tokens: TOKENS })?;
-    let batch = draw::answer(target, plan).await?;
+    let batch = match &target.recorded {
+        Some(recorded) => (**recorded).clone(),
+        None => asked(target, defined).await?,
+    };
     let segments = batch.rollouts().iter().flat_map(|answer| answer.segments());
     let supports: Vec<_> = segments.flat_map(|segment| segment.behavior.rows()).collect();
     let beyond = |support: &&lockstep_core::Support| support.ids().iter().any(|id| id.0 >= defined);
@@ -43,4 +43,11 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let evidence =
         format!("{wrong} of {} supports keep an id of {defined} or above; the largest is {largest}", supports.len());
     Ok(Finding::of(wrong == 0, evidence))
+}
+
+async fn asked(target: &Target, defined: u32) -> Result<Batch, Obstacle> {
+    let mut prompts = question::random_prompts(&target.ask, PROMPTS, LENGTH);
+    prompts.iter_mut().for_each(|prompt| prompt[0] = TokenId(defined.saturating_sub(1)));
+    let plan = target.ask.plan(&prompts, Shape { question: 0x70c, answers: 1, max_new_tokens: TOKENS })?;
+    draw::answer(target, plan).await
 }

@@ -3,6 +3,7 @@
 use super::moved;
 use crate::{
     check::{Check, FalseAlarm, Finding, Verdict},
+    checks::recorded,
     draw::{self, Shape},
     faults::version as faults,
     obstacle::{AtPort, Obstacle},
@@ -38,6 +39,9 @@ pub const EVIDENCE: Check = Check {
 };
 
 async fn examine(target: &Target) -> Result<Finding, Obstacle> {
+    if let Some(batch) = &target.recorded {
+        return recorded::versions(batch);
+    }
     let (trainer, _, _) = (target.trainer()?, target.control()?, target.scorer()?);
     training::needs_snapshots(target)?;
     let probe = draw::sample(target, shape(target, 0x41)).await?;

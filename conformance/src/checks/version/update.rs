@@ -23,21 +23,24 @@ const PROBED: u32 = 4;
 /// Answers are this many times as long as elsewhere, so that one is under way when the update comes.
 const LONGER: u32 = 8;
 /// Tokens looked at on either side of an end of a run.
-const EDGE: usize = 5;
+const EDGE: usize = 3;
 /// The change must be this many standard errors of the noise over the whole answers, and over each edge.
 const RESOLUTION: f64 = 150.0;
 const EDGE_RESOLUTION: f64 = 40.0;
 /// An edge belongs to a version when its log-probs stand within this share of it.
 const NEAR: f64 = 0.25;
-/// Times an update is tried when every answer was complete before it.
-const TRIES: u64 = 3;
+/// Answers to each prompt during which the weights are replaced: the more, the longer a step of all of them takes.
+const UNDER_WAY: u32 = 2;
+/// Times an update is tried when every answer was complete before it, or none was begun: in turn when the first tokens have
+/// come, and at once.
+const TRIES: u64 = 4;
 
 /// `version.update`.
 pub const UPDATE: Check = Check {
     id: "version.update",
     demand: "an update in the middle of an answer splits it at the token from which the new weights drew, on a cache of theirs",
     cost: |target| {
-        let tried = TRIES * draw::cost(&target.ask, 1, LONGER * target.ask.max_new_tokens);
+        let tried = TRIES * draw::cost(&target.ask, UNDER_WAY, LONGER * target.ask.max_new_tokens);
         tried + draw::cost(&target.ask, PROBED, target.ask.max_new_tokens)
     },
     false_alarm: FalseAlarm {
@@ -69,7 +72,8 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let mut finding = Err(Obstacle::Unclear("no update was tried".into()));
     for attempt in 0..TRIES {
         training::load(&target, old).await?;
-        let batch = updated(&target, new, shape(&target, 0x0c00 + attempt)).await?;
+        let at_once = attempt % 2 == 1;
+        let batch = updated(&target, (new, at_once), shape(&target, 0x0c00 + attempt)).await?;
         finding = judge(&target, &batch, (old, new)).await;
         if finding.is_ok() {
             break;
@@ -81,18 +85,21 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
 }
 
 fn shape(target: &Target, question: u64) -> Shape {
-    Shape { question, answers: 1, max_new_tokens: LONGER * target.ask.max_new_tokens }
+    Shape { question, answers: UNDER_WAY, max_new_tokens: LONGER * target.ask.max_new_tokens }
 }
 
-/// Answers during which the new weights were loaded, after the first tokens of each had come.
-async fn updated(target: &Target, new: WeightVersion, shape: Shape) -> Result<Batch, Obstacle> {
+/// Answers during which the new weights were loaded, after the first tokens of each had come, or at once.
+async fn updated(target: &Target, (new, at_once): (WeightVersion, bool), shape: Shape) -> Result<Batch, Obstacle> {
     let published = target.trainer()?.publish(new).await.at("trainer")?;
     let mut plan: BatchPlan = target.ask.plan(&target.ask.prompts, shape)?;
     let requests = plan.requests().to_vec();
     let fresh = requests.iter().map(|request| SampleRequest { request: request.clone(), resumed: vec![] }).collect();
     let mut stream = target.sampler()?.generate(fresh).await.at("sampler")?;
     let mut deltas = BTreeMap::<_, Vec<Delta>>::new();
-    let mut loaded = false;
+    let mut loaded = at_once;
+    if at_once {
+        training::give(target, &published).await?;
+    }
     while let Some(delta) = stream.next().await {
         let delta = delta.at("sampler")?;
         let ended = delta.finish.is_some();
@@ -199,7 +206,9 @@ impl Edges<'_> {
             (clear(&before) && before.share.abs() > NEAR) || (clear(&after) && (after.share - 1.0).abs() > NEAR);
         match (wrong, split, clear(&before) && clear(&after)) {
             (true, _, _) => Ok(Verdict::Fail(evidence)),
-            (false, 0, _) => Err(Obstacle::NotApplicable(format!("{evidence}: no answer was under way any more"))),
+            (false, 0, _) => {
+                Err(Obstacle::Unclear(format!("{evidence}: no answer was under way when the weights came")))
+            }
             (false, _, false) => {
                 Err(Obstacle::Unclear(format!("{evidence}: too little beside a noise of {noise:.1e}")))
             }
