@@ -185,6 +185,7 @@ impl Account {
             | Record::PlanReserved { .. }
             | Record::Dispatched(_)
             | Record::Session(_)
+            | Record::Synchronisation(_)
             | Record::Trained { .. } => {}
         }
     }

@@ -113,6 +113,7 @@ impl History {
                 | Record::PlanReserved { .. }
                 | Record::Dispatched(_)
                 | Record::Session(_)
+                | Record::Synchronisation(_)
                 | Record::Trained { .. } => {}
             }
         }

@@ -1,7 +1,7 @@
 //! What the ledger remembers.
 
 use super::compact;
-use crate::session::SessionRecord;
+use crate::{resync::ResyncEvent, session::SessionRecord};
 use lockstep_core::{
     BehaviorDistribution, Delta, FinishReason, RolloutId, SamplerProfile, Stamp, WeightVersion,
     behavior::{BehaviorError, Columns},
@@ -170,6 +170,8 @@ pub enum Record {
     },
     /// A turn of a conversation, from which its session is rebuilt.
     Session(SessionRecord),
+    /// What was decided about the sampler's weights after a step, with its inputs, or what new weights did.
+    Synchronisation(ResyncEvent),
 }
 
 /// What a trainer says of one rollout it trained on.
@@ -298,7 +300,8 @@ impl Record {
             | Self::Arrived { .. }
             | Self::RewardFailed { .. }
             | Self::Resumed { .. }
-            | Self::Session(_) => None,
+            | Self::Session(_)
+            | Self::Synchronisation(_) => None,
         }
     }
 }
@@ -319,6 +322,7 @@ impl fmt::Display for Record {
             }
             Self::Dispatched(request) => write!(f, "the request of rollout {}", request.id),
             Self::Session(record) => write!(f, "turn {} of session {}", record.turn, record.session),
+            Self::Synchronisation(event) => event.fmt(f),
             Self::Trained { plan, .. } => write!(f, "the training on plan {plan}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),
             Self::Dispatch { max_open_plans, .. } => write!(f, "the rules of dispatch, {max_open_plans} open plans"),

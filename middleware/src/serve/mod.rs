@@ -31,6 +31,7 @@ pub use restore::{RestoreError, restore};
 
 use crate::{
     config::Stage,
+    resync::Resyncs,
     wire::{MAX_MESSAGE, proto::middleware_server::MiddlewareServer},
 };
 use axum::{
@@ -44,11 +45,19 @@ use axum::{
 };
 use capture::Capture;
 use counts::Counts;
-use lockstep_core::{TokenId, dlc::Trigger};
+use lockstep_core::{
+    TokenId,
+    dlc::{Policy, Trigger},
+};
 use plans::Plans;
 use pool::Pool;
 use refusal::Refusal;
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 use text::Text;
 use tokio::{net::TcpListener, sync::Semaphore};
 use updates::Updates;
@@ -113,6 +122,8 @@ pub struct Gateway {
     pub stop: Vec<TokenId>,
     /// When the sampler gets new weights.
     pub trigger: Trigger,
+    /// What is known of its synchronisations.
+    pub resyncs: Mutex<Resyncs>,
     text: Option<Arc<dyn Text>>,
     in_flight: Arc<Semaphore>,
     client: control::Client,
@@ -124,6 +135,8 @@ impl Gateway {
         let in_flight = Arc::new(Semaphore::new(options.in_flight));
         let client = control::client();
         let (plans, updates, counts, stop, trigger) = Default::default();
+        let policy = Policy { trigger, ..Policy::default() };
+        let resyncs = Mutex::new(Resyncs::new(policy, 0, options.stage == Stage::Dlc));
         Self {
             pool,
             plans,
@@ -133,6 +146,7 @@ impl Gateway {
             options,
             stop,
             trigger,
+            resyncs,
             text: None,
             in_flight,
             client,

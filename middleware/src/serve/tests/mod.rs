@@ -8,6 +8,7 @@ mod faults;
 mod grpc;
 mod plans;
 mod refusals;
+mod resyncs;
 mod trainers;
 mod wire;
 
