@@ -202,11 +202,11 @@ fn searched([stale, fresh, both]: [f64; 3], seeds: usize) -> Results {
 #[test]
 fn a_default_holds_in_every_setting_and_over_every_seed() {
     let cases = [
-        ([1.9, 1.2, 2.0], 5, Ruling::Reproduced),
+        ([1.9, 1.2, 1.95], 5, Ruling::Reproduced),
         ([2.1, 1.2, 1.9], 5, Ruling::NotReproduced),
         ([1.9, 2.1, 1.9], 5, Ruling::NotReproduced),
         ([1.9, 1.2, 2.1], 5, Ruling::NotReproduced),
-        ([1.9, 1.2, 2.0], 4, Ruling::NotMeasured),
+        ([1.9, 1.2, 1.95], 4, Ruling::NotMeasured),
     ];
     for (floors, seeds, expected) in cases {
         let results = searched(floors, seeds);
