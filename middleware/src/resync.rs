@@ -4,14 +4,15 @@
 use crate::metrics::ResyncReason;
 use lockstep_core::{
     WeightVersion,
-    dlc::{EssReport, Forecast, Forecaster, Inputs, Policy, PolicyDecision, Reason},
+    dlc::{EssReport, Forecast, Forecaster, Inputs, Policy, PolicyDecision, Reason, Trigger},
     ports::StepReport,
 };
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
-/// One line of `resyncs.jsonl`.
+/// One line of `resyncs.jsonl`, and one record of the ledger.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "event")]
+#[serde(rename_all = "snake_case")]
 pub enum ResyncEvent {
     /// A decision other than to keep the weights.
     Decided {
@@ -38,10 +39,47 @@ pub enum ResyncEvent {
 }
 
 impl ResyncEvent {
+    /// Says it in the log.
+    pub fn log(&self) {
+        match self {
+            Self::Decided { decision: PolicyDecision::Refused { null_ess }, policy, .. } => {
+                let level = policy.trigger.ess_level();
+                tracing::warn!(%level, null_ess, "the trigger refuses this level: equal versions give this ESS too");
+            }
+            event => tracing::info!(?event, "synchronisation"),
+        }
+    }
+
     /// The step it was written down after.
     pub fn step(&self) -> u64 {
         match self {
             Self::Decided { step, .. } | Self::Effect { step, .. } => *step,
+        }
+    }
+}
+
+impl fmt::Display for ResyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Decided { step, decision, inputs, policy } => {
+                let Trigger { threshold, .. } = policy.trigger;
+                let (level, ess) = (policy.trigger.ess_level(), policy.trigger.watched(&inputs.ess));
+                let updates = inputs.updates;
+                write!(f, "step {step}: {decision}; {level} ESS {ess:.4}, threshold {threshold}, {updates} updates")?;
+                if let Some(null) = &inputs.null {
+                    write!(f, ", {:.4} at equal versions", policy.trigger.watched(null))?;
+                }
+                match inputs.forecast.tail_aware {
+                    Some(left) => write!(f, ", forecast {left:.1} updates left"),
+                    None => Ok(()),
+                }
+            }
+            Self::Effect { step, decided_at, before, after } => {
+                let [before, after] = [before, after].map(|ess| {
+                    format!("token {:.4}, sequence {:.4}, horizon {:.4}", ess.token, ess.sequence, ess.horizon)
+                });
+                write!(f, "step {step}: the weights given after step {decided_at} took ESS from {before} to {after}")
+            }
         }
     }
 }

@@ -13,7 +13,6 @@ use crate::{
 };
 use lockstep_core::{
     BatchPlan, FinishReason, Rollout, RolloutId, SamplingParams, ScoredBatch, TokenId, WeightVersion,
-    dlc::PolicyDecision,
     plan::{PlanError, PromptGroup},
     ports::{PortError, Sampler, StepOptions, StepReport},
     reward::Outcome,
@@ -167,6 +166,9 @@ impl Run {
         let held = state.sampler;
         let resynced = state.resyncs.after(number, &report, held);
         let resynced = resynced.ok_or(RunError::NoEss { step: number, version: held })?;
+        for event in &resynced.events {
+            state.driver.write(&Record::Synchronisation(event.clone()))?;
+        }
         if resynced.resync.is_some() {
             self.give_weights(report.after, state).await?;
         } else {
@@ -235,13 +237,7 @@ type Stepped = (StepMetrics, StepTiming, Vec<ResyncEvent>);
 
 /// Writes down what was decided about the sampler's weights, and says it in the log.
 fn told(event: &ResyncEvent, journal: &mut Journal) -> Result<(), WriteError> {
-    match event {
-        ResyncEvent::Decided { decision: PolicyDecision::Refused { null_ess }, policy, .. } => {
-            let level = policy.trigger.ess_level();
-            tracing::warn!(?level, null_ess, "the trigger refuses this level: equal versions give this ESS too");
-        }
-        event => tracing::info!(?event, "synchronisation"),
-    }
+    event.log();
     journal.append(event)
 }
 

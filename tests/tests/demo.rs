@@ -6,6 +6,7 @@ use lockstep::{
     config::{Config, Stage},
     ledger::{self, Record},
     metrics::{ResyncReason, StepMetrics, StepTiming},
+    resync::ResyncEvent::{self, Decided, Effect},
 };
 use lockstep_core::dlc::statistics::TermStatistics;
 use lockstep_tests::{
@@ -91,8 +92,9 @@ fn everything_promised_is_written_and_said() {
     assert!(report.starts_with("<!DOCTYPE html>") && report.trim_end().ends_with("</html>"));
     assert!(report.contains("Lockstep demo, seed 5"));
 
-    let progress: Vec<&str> = finished.stderr.lines().map(|line| line.split(" reward").next().unwrap()).collect();
+    let progress: Vec<&str> = finished.stderr.lines().map(|line| line.split(" [").next().unwrap()).collect();
     assert_eq!(progress, ["training 1/3", "training 2/3", "training 3/3"], "plain lines without a terminal");
+    assert!(finished.stderr.lines().all(|line| line.contains(" left] reward ")), "{}", finished.stderr);
     let table: Vec<&str> = finished.stdout.lines().collect();
     let heads = ["mean over steps", "reward", "ESS, horizon", "ESS, sequence", "ESS, token"];
     assert!(table.iter().zip(heads).all(|(row, head)| row.starts_with(head)), "{}", finished.stdout);
@@ -150,6 +152,38 @@ fn the_trigger_gives_new_weights_when_the_ess_falls() {
     let metrics = metrics(&["--steps", "5", "--stage", "dlc", "--set", "trigger.threshold=0.9999"]);
     let fell = Some(ResyncReason::Ess);
     assert_eq!(resyncs(&metrics), [None, fell, None, fell, None], "equal versions have an ESS of 1");
+}
+
+#[test]
+fn decisions_and_their_effects_are_in_the_ledger_and_in_the_file() {
+    let directory = temporary();
+    let arguments = ["--steps", "5", "--stage", "dlc", "--set", "trigger.threshold=0.9999"];
+    demo(directory.path(), "out", &arguments);
+    let out = directory.path().join("out");
+    let file = read(out.join("resyncs.jsonl"));
+    let written: Vec<ResyncEvent> = file.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let [Decided { step: 2, inputs, .. }, Effect { step: 3, after, .. }, Decided { step: 4, .. }, Effect { .. }] =
+        &written[..]
+    else {
+        panic!("{file}")
+    };
+    assert!(inputs.ess.horizon < 0.9999 && inputs.null.is_some_and(|null| null.horizon == 1.0), "{inputs:?}");
+    assert_eq!(after.horizon, 1.0, "new weights");
+    let records = ledger::read(&out.join("ledger")).unwrap();
+    let kept = records.iter().filter_map(|record| match record {
+        Record::Synchronisation(event) => Some(event.clone()),
+        _ => None,
+    });
+    assert_eq!(kept.collect::<Vec<_>>(), written);
+    let at = |of: fn(&Record) -> bool| records.iter().position(of).unwrap();
+    let given = records.iter().rposition(|record| matches!(record, Record::Resync(_))).unwrap();
+    assert!(at(|record| matches!(record, Record::Synchronisation(_))) < given, "decided, then given");
+
+    let mut syncs = lockstep(directory.path());
+    syncs.args(["ledger", "syncs", "out"]);
+    let told = run(syncs).stdout;
+    assert!(told.contains("step 2: resync, ESS below the threshold; horizon ESS 0.9"), "{told}");
+    assert!(told.contains("step 3: the weights given after step 2 took ESS from token"), "{told}");
 }
 
 #[test]

@@ -43,17 +43,23 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     let before = outcomes(&out);
     assert_eq!(before.len(), 6, "two references, the control and three methods");
 
+    assert!(first.stderr.starts_with("6 of 6 arms to run, 2 at a time, about "), "{}", first.stderr);
+    assert!(first.stderr.contains(" left] "), "plain lines tell the time left: {}", first.stderr);
+
     let dropped = "is-exact-never-s1.json";
-    fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
+    for dropped in [dropped, "dlc_a-exact-trigger-s1.json"] {
+        fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
+    }
     let again = experiment(directory.path(), "out", &[]);
     assert_eq!(again.code, Some(0), "{}", again.stderr);
-    assert_eq!(outcomes(&out), before, "the same arm, the same numbers");
+    assert!(again.stderr.starts_with("2 of 6 arms to run"), "{}", again.stderr);
+    assert_eq!(outcomes(&out), before, "the same arms, the same numbers");
     let timings = fs::read_to_string(out.join("timings.jsonl")).expect("timings were written");
-    assert_eq!(timings.lines().count(), 7, "one arm was run again, and no other");
+    assert_eq!(timings.lines().count(), 8, "two arms were run again, and no other");
 
     let other = experiment(directory.path(), "out", &["--first-seed", "9"]);
     assert_eq!(other.code, Some(2));
-    assert!(other.stderr.contains("holds an experiment with another plan"), "{}", other.stderr);
+    assert!(other.stderr.contains("holds an experiment of another setting"), "{}", other.stderr);
 
     fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
     let mut report = lockstep(directory.path());
@@ -61,6 +67,33 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     let report = run(report);
     assert_eq!(report.code, Some(0), "{}", report.stderr);
     assert!(report.stdout.contains("1 of 6 arms are not done"), "{}", report.stdout);
+}
+
+fn part(directory: &Path, part: &str, more: &[&str]) -> Finished {
+    let mut command = lockstep(directory);
+    command.args(["experiment", "--part", part, "--steps", "4", "--prompts", "2", "--seeds", "1", "--out", "out"]);
+    command.args(more);
+    run(command)
+}
+
+#[test]
+fn a_part_is_named_and_runs_on_its_own() {
+    let directory = temporary();
+    let rivals = part(directory.path(), "rivals", &["--list"]);
+    assert_eq!(
+        rivals.stdout.lines().count(),
+        4 + 1 + 26,
+        "references, the control, every correction: {}",
+        rivals.stdout
+    );
+    assert!(!directory.path().join("out").exists(), "nothing was run");
+    let e6 = part(directory.path(), "e6", &["--markdown"]);
+    assert_eq!(e6.code, Some(0), "{}", e6.stderr);
+    assert!(e6.stderr.starts_with("13 of 13 arms to run"), "{}", e6.stderr);
+    assert_eq!(outcomes(&directory.path().join("out")).len(), 4 + 1 + 8);
+    assert!(e6.stdout.contains("| `centring-exact-never-lr4e-4` |"), "{}", e6.stdout);
+    let nothing = part(directory.path(), "e6", &[]);
+    assert!(nothing.stderr.starts_with("0 of 13 arms to run"), "{}", nothing.stderr);
 }
 
 #[test]

@@ -226,6 +226,7 @@ impl Account {
             | Record::Dispatched(_)
             | Record::Session(_)
             | Record::Misreported { .. }
+            | Record::Synchronisation(_)
             | Record::Trained { .. } => {}
         }
     }

@@ -3,12 +3,10 @@
 use super::{DONE, INTERRUPTED, Outcome, print};
 use crate::{
     experiment::{
-        Plan, Setting, lead,
+        Part, Plan, Setting, lead, markdown,
         outcome::Results,
         play::{self, Places, Stage},
-        render, schedule,
-        setting::Extent,
-        table, verdict,
+        render, schedule, table, verdict,
     },
     journal::write_whole,
     progress::say,
@@ -27,12 +25,18 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Three methods, one seed, a smaller setting: some minutes.
-    #[arg(long, conflicts_with = "all")]
+    #[arg(long, conflicts_with_all = ["all", "part"])]
     quick: bool,
-    /// Every rival, every precision, five seeds, grids of learning rate and staleness: most of a day.
-    #[arg(long)]
+    /// Every part, five seeds: most of a day.
+    #[arg(long, conflicts_with = "part")]
     all: bool,
-    /// Seeds of each arm.
+    /// This part, or these; into a directory that has others, which stay. Without one, the core.
+    #[arg(long, value_enum, value_name = "PART", value_delimiter = ',')]
+    part: Vec<Part>,
+    /// Runs nothing: names the arms.
+    #[arg(long)]
+    list: bool,
+    /// Seeds of each arm; without it 3, and 5 in the search for a default and with --all.
     #[arg(long, value_name = "N")]
     seeds: Option<u64>,
     /// The first seed.
@@ -53,6 +57,9 @@ pub(super) struct Arguments {
     /// Runs nothing: reports what is there.
     #[arg(long)]
     report: bool,
+    /// Prints the tables as Markdown.
+    #[arg(long)]
+    markdown: bool,
     /// Runs this arm alone, in this process.
     #[arg(long, hide = true, value_name = "NAME")]
     arm: Option<String>,
@@ -65,17 +72,21 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
         return Ok(DONE);
     }
     if arguments.report {
-        report(&places)?;
+        report(&places, arguments.markdown)?;
         return Ok(DONE);
     }
     let plan = arguments.plan();
+    if arguments.list {
+        plan.arms.iter().for_each(|arm| print(&arm.name()));
+        return Ok(DONE);
+    }
     small_model::cached().await?;
     plan.claim(&arguments.out)?;
     let ended = tokio::select! {
         ended = schedule::all(&plan, &places, arguments.processes.max(1)) => ended.map(|()| false),
         _ = tokio::signal::ctrl_c() => Ok(true),
     };
-    report(&places)?;
+    report(&places, arguments.markdown)?;
     if ended? {
         say("interrupted; the same command goes on from here");
         return Ok(INTERRUPTED);
@@ -85,33 +96,37 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
 
 impl Arguments {
     fn plan(&self) -> Plan {
-        let (extent, setting) = match (self.quick, self.all) {
-            (true, _) => (Extent::Quick, Setting::small()),
-            (_, true) => (Extent::All, Setting { seeds: 5, ..Setting::big() }),
-            _ => (Extent::Core, Setting::big()),
+        let (parts, setting) = match (self.quick, self.all) {
+            (true, _) => (vec![Part::Quick], Setting::small()),
+            (_, true) => (Part::ALL.to_vec(), Setting::big()),
+            _ if self.part.is_empty() => (vec![Part::Core], Setting::big()),
+            _ => (self.part.clone(), Setting::big()),
         };
         let setting = Setting {
-            seeds: self.seeds.unwrap_or(setting.seeds),
             first_seed: self.first_seed.unwrap_or(setting.first_seed),
             learning_rate: self.learning_rate.unwrap_or(setting.learning_rate),
             steps: self.steps.unwrap_or(setting.steps),
             prompts: self.prompts.unwrap_or(setting.prompts),
             ..setting
         };
-        Plan::new(extent, setting)
+        Plan::new(&parts, setting, self.seeds.or(self.all.then_some(5)))
     }
 }
 
 /// Writes the CSV and the page, prints the table and the verdicts.
-fn report(places: &Places) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+fn report(places: &Places, markdown: bool) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let results = Results::read(Plan::read(places.root())?, places)?;
     let csv = places.root().join("results.csv");
     write_whole(&csv, &table::csv(&results))?;
     let page = places.root().join("report.html");
     write_whole(&page, &render(&results))?;
-    table::lines(&results).iter().for_each(|line| print(line));
     let verdicts = verdict::judge(&results);
-    verdicts.iter().for_each(|verdict| print(&verdict.to_string()));
+    if markdown {
+        print(&markdown::tables(&results, &verdicts));
+    } else {
+        table::lines(&results).iter().for_each(|line| print(line));
+        verdicts.iter().for_each(|verdict| print(&verdict.to_string()));
+    }
     print(&lead(&results, &verdicts));
     print(&format!("report: {}", page.display()));
     Ok(())

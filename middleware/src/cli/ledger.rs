@@ -5,7 +5,7 @@ mod show;
 
 use super::{DONE, Outcome, print};
 use crate::{
-    ledger::{Catalogue, PlanState, PlanSummary, Records, export, verify},
+    ledger::{Catalogue, PlanState, PlanSummary, Record, Records, export, verify},
     progress::say,
 };
 use clap::{Args, Subcommand, ValueEnum};
@@ -56,6 +56,11 @@ enum Command {
         #[arg(long)]
         follow: bool,
     },
+    /// Lists the decisions about the sampler's weights, with their inputs, and what came of them.
+    Syncs {
+        /// A ledger, or the directory of a run that has one.
+        directory: PathBuf,
+    },
     /// Checks every byte; names file, offset and rollout of what is wrong.
     Verify {
         /// A ledger, or the directory of a run that has one.
@@ -100,6 +105,7 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
             if follow { tell(&find(&directory)).await } else { Ok(DONE) }
         }
         Command::Show { directory, rollout, follow } => show::run(&find(&directory), rollout, follow).await,
+        Command::Syncs { directory } => synchronisations(&find(&directory)),
         Command::Verify { directory } => check(&find(&directory)),
         Command::Export { directory, format, out } => write(&find(&directory), format, &out),
         Command::Exercise(arguments) => exercise::run(arguments).await,
@@ -131,6 +137,15 @@ fn list(directory: &Path, drawn_by: Option<WeightVersion>) -> Outcome {
     Ok(DONE)
 }
 
+fn synchronisations(directory: &Path) -> Outcome {
+    for record in Records::of(directory)? {
+        if let record @ (Record::Synchronisation(_) | Record::Resync(_)) = record? {
+            print(&record.to_string());
+        }
+    }
+    Ok(DONE)
+}
+
 /// Tells what comes from here on.
 async fn tell(directory: &Path) -> Outcome {
     let mut records = Records::of(directory)?;
@@ -146,7 +161,7 @@ async fn tell(directory: &Path) -> Outcome {
 /// Gives each record that comes, until one is enough or the command is interrupted.
 async fn watch(
     mut records: Records,
-    mut enough: impl FnMut(crate::ledger::Record) -> bool,
+    mut enough: impl FnMut(Record) -> bool,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut look = tokio::time::interval(LOOK);
     loop {

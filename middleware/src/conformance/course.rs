@@ -1,12 +1,11 @@
 //! The built-in pair's training, as wrapped and plain, for `--deep`: the arms of `lockstep experiment`.
 
 use crate::experiment::{
-    ExperimentError, Plan, Setting,
+    ExperimentError, Part, Plan, Setting,
     claims::{DLC, NONE_STALE, UNTRAINED},
     outcome::Results,
     play::Places,
     schedule,
-    setting::Extent,
 };
 use async_trait::async_trait;
 use lockstep_conformance::{Course, Look, Way};
@@ -32,7 +31,7 @@ impl BuiltInCourse {
     }
 
     async fn train(&self) -> Result<Results, ExperimentError> {
-        let (plan, places) = (Plan::new(Extent::Deep, self.setting.clone()), Places::of(&self.out));
+        let (plan, places) = (Plan::new(&[Part::Deep], self.setting.clone(), None), Places::of(&self.out));
         plan.claim(&self.out)?;
         schedule::all(&plan, &places, PROCESSES).await?;
         Results::read(plan, &places)

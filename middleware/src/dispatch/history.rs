@@ -128,7 +128,11 @@ impl History {
                 Record::Dispatched(request) => drop(history.dispatched.insert(request.id, request)),
                 Record::Trained { plan, rollouts } => history.trained.entry(plan).or_default().extend(rollouts),
                 Record::Session(record) => history.sessions.push(record),
-                Record::Resync(_) | Record::Dispatch { .. } | Record::Arrived { .. } | Record::Misreported { .. } => {}
+                Record::Resync(_)
+                | Record::Dispatch { .. }
+                | Record::Arrived { .. }
+                | Record::Misreported { .. }
+                | Record::Synchronisation(_) => {}
             }
         }
         Ok(history)

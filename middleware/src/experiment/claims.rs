@@ -135,11 +135,20 @@ fn quadratic_term(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     Some((b, (residual / free as f64 * s2 / determinant).sqrt()))
 }
 
-/// The best reward of a policy, and its last.
+/// The row of the per-token rule at the largest rate of the grid.
+pub(super) fn at_largest_rate(results: &Results, sync: &str) -> String {
+    let prefix = format!("tis-exact-{sync}-lr");
+    let rows = results.rows.iter().filter(|row| row.name.starts_with(&prefix));
+    let rate = |row: &&Row| row.arms.first().and_then(|outcome| outcome.arm.learning_rate).unwrap_or(0.0);
+    rows.max_by(|a, b| rate(a).total_cmp(&rate(b))).map_or_else(String::new, |row| row.name.clone())
+}
+
+/// The best reward of a policy, where it started among them, and its last.
 fn fall(results: &Results, row: &Row) -> Option<(f64, f64)> {
     let looks = results.plan.setting.evaluations();
     let rewards: Vec<f64> = looks.iter().filter_map(|&step| row.reward(step)).collect();
-    Some((rewards.iter().copied().reduce(f64::max)?, *rewards.last()?))
+    let start: Vec<f64> = looks.iter().filter_map(|&step| results.row(UNTRAINED)?.reward(step)).collect();
+    Some((rewards.iter().copied().chain(mean(&start)).reduce(f64::max)?, *rewards.last()?))
 }
 
 fn e7(results: &Results) -> Judged {

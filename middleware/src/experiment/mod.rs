@@ -6,23 +6,28 @@
 //! noise floor          = the same between two on-policy runs that differ in nothing but their draws
 //! ```
 //!
-//! [`setting`] says how large, [`arm`] what runs, [`play`] runs one arm, [`measure`] holds policies against each other,
+//! [`setting`] says how large, [`arm`] what runs, [`parts`] which of it, [`play`] runs one arm, [`measure`] holds policies against each other,
 //! [`schedule`] runs all arms in processes of their own, [`outcome`] reads what they left, [`verdict`] judges the claims by it,
-//! [`table`] and [`render`] show it.
+//! [`table`], [`markdown`] and [`render`] show it.
 
 pub mod arm;
 pub(crate) mod claims;
+pub mod markdown;
 pub mod measure;
 pub mod outcome;
 mod page;
+pub mod parts;
 pub mod play;
 pub mod schedule;
+mod search;
 pub mod setting;
 pub mod table;
 pub mod verdict;
+mod wrong;
 
 pub use arm::{Arm, Sync};
 pub use page::{lead, render};
+pub use parts::Part;
 pub use setting::{Plan, Setting};
 
 use crate::{dispatch::DispatchError, journal::WriteError, ledger::LedgerError, small_model::SmallModelError};
@@ -103,8 +108,8 @@ pub enum ExperimentError {
         /// What it wrote.
         log: PathBuf,
     },
-    /// Results of another plan.
-    #[error("{} holds an experiment with another plan; choose another directory, or the options it was begun with", .0.display())]
+    /// Results of another setting.
+    #[error("{} holds an experiment of another setting; choose another directory, or the options it was begun with", .0.display())]
     OtherPlan(PathBuf),
     /// No answers at the sampler's own version.
     #[error("step {step}: no answer was drawn at the sampler's version")]

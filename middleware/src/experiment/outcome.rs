@@ -153,6 +153,12 @@ impl Results {
         Some(self.row(row)?.distance(step)? / floor)
     }
 
+    /// The largest distance of one arm in noise floors.
+    pub fn worst(&self, arm: &Outcome) -> Option<f64> {
+        let floors = |look: &Evaluation| Some(mean(&look.distances)? / self.floor.as_ref()?.at(look.step)?);
+        arm.evaluations.iter().filter_map(floors).reduce(f64::max)
+    }
+
     /// Distances in noise floors after every look.
     pub fn curve(&self, row: &str) -> Vec<(u64, f64)> {
         let looks = self.plan.setting.evaluations();

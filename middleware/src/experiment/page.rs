@@ -70,29 +70,47 @@ fn figures(results: &Results) -> Vec<Figure> {
         ("weighted centring", "wrong_weighted_centring-exact-never"),
         ("lag taken against q", "wrong_lag_against_q-exact-never"),
     ];
+    let late = [
+        ("DLC-A + trigger", claims::DLC),
+        ("the ESS taken after a clip", "dlc_a-exact-wrong_clip_before_ess"),
+        ("no trigger", claims::DLC_STALE),
+    ];
+    let int8 = [("DLC-A", "dlc_a-int8-trigger"), ("DLC-F", "dlc_f-int8-trigger"), ("IS", "is-int8-trigger")];
     let ppo = [
         ("on q, int4 fresh", "ppo_q-int4-fresh"),
         ("on p_s, stale", "ppo_s-exact-never"),
         ("on p_s, int4 fresh", "ppo_s-int4-fresh"),
     ];
-    let own = |results: &Results, row: &str, step| results.row(row)?.step(step, |record| record.terms.full.kl);
-    let ess =
-        |results: &Results, row: &str, step| results.row(row)?.step(step, |record: &StepRecord| record.ess.horizon);
-    vec![
+    let floors = [
         floors("stale", "Stale sampler, no synchronisation", stale),
         floors("dlc", "Stale sampler, with the trigger", dlc),
         floors("credit", "What the trigger is worth", credit),
         floors("coarse", "int4 sampler, fresh weights", coarse),
         floors("both", "int4 sampler, stale, with the trigger", both),
         floors("ppo", "PPO by its anchor", ppo),
+        floors("int8", "int8 sampler, stale, with the trigger", int8),
         floors("wrong", "Wrong on purpose, stale sampler", wrong),
+        floors("late", "Wrong on purpose: a clip before the ESS", late),
+    ];
+    floors.into_iter().chain(traces(results)).collect()
+}
+
+/// What is told in other units than distances.
+fn traces(results: &Results) -> [Figure; 3] {
+    let own = |results: &Results, row: &str, step| results.row(row)?.step(step, |record| record.terms.full.kl);
+    let ess =
+        |results: &Results, row: &str, step| results.row(row)?.step(step, |record: &StepRecord| record.ess.horizon);
+    let (stale, is) = (("none", claims::NONE_STALE), ("IS", claims::IS_STALE));
+    let (ppo, dlc) = (("PPO on q, int4 fresh", "ppo_q-int4-fresh"), ("DLC-A + trigger", claims::DLC));
+    [
+        collapse(results),
         Figure {
             id: "ess",
             title: "ESS of the raw lag ratio",
             unit: "horizon ESS, share of the answers",
             log: false,
             threshold: Some(0.5),
-            curves: curves(results, &[stale[0], stale[1], dlc[1]], ess),
+            curves: curves(results, &[stale, is, dlc], ess),
         },
         Figure {
             id: "own",
@@ -100,9 +118,31 @@ fn figures(results: &Results) -> Vec<Figure> {
             unit: "KL(q || p_theta), nats a token (log axis)",
             log: true,
             threshold: None,
-            curves: curves(results, &[stale[0], ppo[0], dlc[1]], own),
+            curves: curves(results, &[stale, ppo, dlc], own),
         },
     ]
+}
+
+/// What a per-token rule earns at the largest rate of the grid.
+fn collapse(results: &Results) -> Figure {
+    let [stale, sixteen, trigger] = ["never", "every16", "trigger"].map(|sync| claims::at_largest_rate(results, sync));
+    let of = |results: &Results, row: &str, step| results.row(row)?.reward(step);
+    Figure {
+        id: "collapse",
+        title: "TIS at the largest learning rate of the grid",
+        unit: "reward of the policy's own answers",
+        log: false,
+        threshold: None,
+        curves: curves(
+            results,
+            &[
+                ("stale", stale.as_str()),
+                ("every 16 updates", sixteen.as_str()),
+                ("with the trigger", trigger.as_str()),
+            ],
+            of,
+        ),
+    }
 }
 
 fn curves(

@@ -4,7 +4,7 @@ use super::{
     Arm, ExperimentError, Plan, Setting, Sync,
     measure::{Looker, distance, driver, params},
     outcome::{Evaluation, Outcome, StepRecord, Synced},
-    read_json, write_json,
+    read_json, write_json, wrong,
 };
 use crate::{
     dispatch::{Driver, Judge},
@@ -204,7 +204,7 @@ impl Stage {
         match &arm.sync {
             Sync::Every(n) => Ok(Some((1..=steps).filter(|step| step.is_multiple_of(*n)).collect())),
             Sync::Never => Ok(Some(Vec::new())),
-            Sync::Policy(_) => Ok(None),
+            Sync::Policy(_) | Sync::ClippedEss => Ok(None),
             Sync::AsOftenAs(name) => {
                 let path = self.places.outcome(name);
                 if !path.is_file() {
@@ -278,13 +278,18 @@ impl<'a> Player<'a> {
         let batch = self.driver.next().await?;
         let scored = step::score(&self.pair, &batch).await?;
         let options = StepOptions { rule, horizon: self.stage.setting().horizon };
+        let clipped = match self.arm.sync {
+            Sync::ClippedEss => Some(wrong::lags(&self.pair, batch.batch(), &scored).await?),
+            _ => None,
+        };
         let report = step::update(&self.pair, &batch, &scored, &options).await?;
         self.driver.consumed(&batch, &report)?;
         let ess = *report.ess_at(self.drawn_at).ok_or(ExperimentError::NoEss { step: number })?;
         if report.before == self.drawn_at {
             self.null = Some(ess);
         }
-        let (inputs, decision) = self.decide(number, &report, ess);
+        let judged = clipped.map_or(ess, |lags| wrong::clipped_ess(&lags, ess));
+        let (inputs, decision) = self.decide(number, &report, judged);
         self.outcome.steps.push(StepRecord {
             step: number,
             reward: batch.mean_reward(),

@@ -2,21 +2,24 @@
 //! done again.
 
 use super::{
-    Arm, ExperimentError, Plan,
+    Arm, ExperimentError, Plan, Setting,
     measure::distance,
     outcome::Floor,
     play::{FIRST, Places, Stage},
     write_json,
 };
-use crate::progress::Progress;
+use crate::progress::{Progress, say, words};
 use lockstep_engine::{Qwen3, Weights};
 use std::{
     collections::VecDeque,
     path::Path,
     process::{ExitStatus, Stdio},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::{process::Command, task::JoinSet};
+
+/// One line an arm that ran.
+const TIMINGS: &str = "timings.jsonl";
 
 /// Runs every arm that is not done; the references first, then the floor, then the rest.
 ///
@@ -29,6 +32,7 @@ pub async fn all(plan: &Plan, places: &Places, processes: usize) -> Result<(), E
     }
     let (references, others): (Vec<&Arm>, Vec<&Arm>) = plan.arms.iter().partition(|arm| arm.reference);
     let mut pool = Pool::new(plan, places, processes);
+    say(&pool.announce(&plan.setting));
     pool.run(references).await?;
     if !places.floor().is_file() {
         floor(places).await?;
@@ -42,27 +46,35 @@ struct Pool<'a> {
     total: usize,
     done: usize,
     progress: Progress,
-    started: Instant,
 }
 
 impl<'a> Pool<'a> {
     fn new(plan: &Plan, places: &'a Places, processes: usize) -> Self {
         let total = plan.arms.len();
-        Self {
-            places,
-            processes,
-            total,
-            done: 0,
-            progress: Progress::new("arms", total as u64),
-            started: Instant::now(),
-        }
+        let done = plan.arms.iter().filter(|arm| places.outcome(&arm.name()).is_file()).count();
+        let progress = Progress::after("arms", total as u64, done as u64);
+        Self { places, processes, total, done, progress }
+    }
+
+    /// How much there is to do, and about how long that takes: by the arms that ran here, or else by their size.
+    fn announce(&self, setting: &Setting) -> String {
+        let left = self.total - self.done;
+        let (seconds, by) = match median(timings(self.places)) {
+            Some(median) => (median, "median of those that ran here"),
+            None => (setting.seconds(), "by its size, on a core of its own"),
+        };
+        let time = Duration::from_secs_f64(seconds * left.div_ceil(self.processes) as f64);
+        format!(
+            "{left} of {} arms to run, {} at a time, about {seconds:.0} s each ({by}): about {} in all",
+            self.total,
+            self.processes,
+            words(time)
+        )
     }
 
     async fn run(&mut self, arms: Vec<&Arm>) -> Result<(), ExperimentError> {
-        let is_done = |arm: &Arm| self.places.outcome(&arm.name()).is_file();
-        let (done, waiting): (Vec<&Arm>, Vec<&Arm>) = arms.into_iter().partition(|arm| is_done(arm));
-        self.done += done.len();
-        let mut waiting: VecDeque<Arm> = waiting.into_iter().cloned().collect();
+        let is_done = |arm: &&Arm| self.places.outcome(&arm.name()).is_file();
+        let mut waiting: VecDeque<Arm> = arms.into_iter().filter(|arm| !is_done(arm)).cloned().collect();
         let mut running = JoinSet::new();
         let mut names = Vec::<String>::new();
         loop {
@@ -81,7 +93,7 @@ impl<'a> Pool<'a> {
             })??;
             names.retain(|running| *running != name);
             self.done += 1;
-            tracing::info!(name, done = self.done, total = self.total, elapsed = ?self.started.elapsed(), "arm done");
+            tracing::info!(name, done = self.done, total = self.total, "arm done");
         }
         match waiting.front() {
             Some(arm) => {
@@ -113,8 +125,23 @@ async fn child(places: Places, name: String) -> Result<String, ExperimentError> 
         return Err(ExperimentError::Arm { arm: name, status: status.to_string(), log });
     }
     let line = format!("{{\"arm\":\"{name}\",\"seconds\":{:.1}}}\n", started.elapsed().as_secs_f64());
-    append(&places.root().join("timings.jsonl"), &line).map_err(failed)?;
+    append(&places.root().join(TIMINGS), &line).map_err(failed)?;
     Ok(name)
+}
+
+/// The seconds that the arms of a directory took.
+fn timings(places: &Places) -> Vec<f64> {
+    #[derive(serde::Deserialize)]
+    struct Timing {
+        seconds: f64,
+    }
+    let text = std::fs::read_to_string(places.root().join(TIMINGS)).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str::<Timing>(line).ok()).map(|timing| timing.seconds).collect()
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 fn append(path: &Path, line: &str) -> std::io::Result<()> {

@@ -1,23 +1,9 @@
 //! How large an experiment is, and everything it is going to run: written to its directory before the first arm starts, so
-//! that it can be taken up again and cannot change on the way.
+//! that it can be taken up again. A directory has one setting; parts are added to it.
 
-use super::{Arm, ExperimentError, arm, read_json, write_json};
+use super::{Arm, ExperimentError, Part, parts, read_json, write_json};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
-
-/// How much of the matrix is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Extent {
-    /// Three methods, one seed, a small setting: whether it works, and the largest effects.
-    Quick,
-    /// As wrapped, plain and untrained, one seed: the training of `lockstep conformance --deep`.
-    Deep,
-    /// What the claims need, three seeds.
-    Core,
-    /// Every rival, every precision, five seeds, and the grids of learning rate and staleness.
-    All,
-}
+use std::{collections::BTreeSet, path::Path};
 
 /// What all arms share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,9 +25,7 @@ pub struct Setting {
     pub evaluation_answers: u32,
     /// On-policy reference runs; their pairs are the noise floor.
     pub references: u64,
-    /// Seeds of each arm.
-    pub seeds: u64,
-    /// The first of them.
+    /// The first seed of the arms.
     pub first_seed: u64,
     /// Fixes the prompts, which are the same in every arm.
     pub task_seed: u64,
@@ -61,7 +45,6 @@ impl Setting {
             evaluation_prompts: 128,
             evaluation_answers: 1,
             references: 4,
-            seeds: 3,
             first_seed: 1,
             task_seed: 20_261_129,
             horizon: lockstep_core::dlc::ess::DEFAULT_HORIZON,
@@ -70,12 +53,12 @@ impl Setting {
 
     /// 64 prompts, 24 updates, one seed, two references.
     pub fn small() -> Self {
-        Self { prompts: 64, steps: 24, references: 2, seeds: 1, evaluation_prompts: 64, ..Self::big() }
+        Self { prompts: 64, steps: 24, references: 2, evaluation_prompts: 64, ..Self::big() }
     }
 
     /// The large setting, shorter.
     pub fn deep() -> Self {
-        Self { steps: 24, references: 3, seeds: 1, ..Self::big() }
+        Self { steps: 24, references: 3, ..Self::big() }
     }
 
     /// The updates after which the distance is looked at.
@@ -83,9 +66,10 @@ impl Setting {
         (1..=self.steps).filter(|step| step.is_multiple_of(self.evaluate_every)).collect()
     }
 
-    /// Seeds of the arms.
-    pub fn arm_seeds(&self) -> std::ops::Range<u64> {
-        self.first_seed..self.first_seed + self.seeds
+    /// About how many seconds an arm takes on a core that it has to itself: of the size of [`Setting::big`] it took 50.
+    pub fn seconds(&self) -> f64 {
+        let answers = |of: &Self| (u64::from(of.prompts) * u64::from(of.answers) * of.steps) as f64;
+        50.0 * answers(self) / answers(&Self::big())
     }
 
     /// Seeds of the references: never those of an arm.
@@ -99,34 +83,44 @@ impl Setting {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// How much of the matrix.
-    pub extent: Extent,
     /// What all arms share.
     pub setting: Setting,
+    /// The parts asked for so far.
+    pub parts: Vec<Part>,
     /// The arms, in the order in which they start: those others wait for come first.
     pub arms: Vec<Arm>,
 }
 
 impl Plan {
-    /// The arms of an extent.
-    pub fn new(extent: Extent, setting: Setting) -> Self {
-        let arms = arm::matrix(extent, &setting);
-        Self { extent, setting, arms }
+    /// The arms of some parts; `seeds` of each where it is not the part's own number.
+    pub fn new(parts: &[Part], setting: Setting, seeds: Option<u64>) -> Self {
+        let arms = parts::arms(parts, &setting, seeds);
+        Self { setting, parts: parts.to_vec(), arms }
     }
 
-    /// Writes the plan into a directory, or finds the same one there.
+    /// Writes the plan into a directory; one of the same setting that lies there keeps its arms and gets these too.
     ///
     /// # Errors
-    /// A directory that holds another plan, or cannot be written.
+    /// A directory that holds another setting, or cannot be written.
     pub fn claim(&self, directory: &Path) -> Result<(), ExperimentError> {
         let path = directory.join("plan.json");
         if path.is_file() {
-            let same = Self::read(directory)? == *self;
-            return if same { Ok(()) } else { Err(ExperimentError::OtherPlan(directory.to_owned())) };
+            let mut there = Self::read(directory)?;
+            if there.setting != self.setting {
+                return Err(ExperimentError::OtherPlan(directory.to_owned()));
+            }
+            there.add(self);
+            return write_json(&path, &there);
         }
         std::fs::create_dir_all(directory)
             .map_err(|source| ExperimentError::System { what: "creating the directory", source })?;
         write_json(&path, self)
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.parts.extend(other.parts.iter().filter(|part| !self.parts.contains(part)).copied().collect::<Vec<_>>());
+        let there: BTreeSet<String> = self.arms.iter().map(Arm::name).collect();
+        self.arms.extend(other.arms.iter().filter(|arm| !there.contains(&arm.name())).cloned());
     }
 
     /// The plan of a directory.
@@ -144,5 +138,29 @@ impl Plan {
     pub fn arm(&self, name: &str) -> Result<&Arm, ExperimentError> {
         let arm = self.arms.iter().find(|arm| arm.name() == name);
         arm.ok_or_else(|| ExperimentError::NoArm(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_added_and_another_setting_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let plan = |part, setting: Setting| Plan::new(&[part], setting, Some(1));
+        let (core, rivals) = (plan(Part::Core, Setting::big()), plan(Part::Rivals, Setting::big()));
+        core.claim(directory.path()).unwrap();
+        rivals.claim(directory.path()).unwrap();
+        core.claim(directory.path()).unwrap();
+        let both = Plan::read(directory.path()).unwrap();
+        assert_eq!(both.parts, [Part::Core, Part::Rivals]);
+        assert_eq!(both.arms[..core.arms.len()], core.arms);
+        let names: BTreeSet<String> = both.arms.iter().map(Arm::name).collect();
+        assert_eq!(names.len(), both.arms.len(), "an arm of both parts is there once");
+        assert!(rivals.arms.iter().all(|arm| names.contains(&arm.name())));
+        let other = plan(Part::Core, Setting { steps: 3, ..Setting::big() });
+        assert!(matches!(other.claim(directory.path()), Err(ExperimentError::OtherPlan(_))));
+        assert_eq!(Plan::read(directory.path()).unwrap(), both);
     }
 }

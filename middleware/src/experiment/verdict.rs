@@ -4,6 +4,7 @@
 use super::{
     claims,
     outcome::{Results, mean},
+    search,
 };
 use serde::Serialize;
 use std::fmt;
@@ -28,7 +29,7 @@ pub enum Ruling {
 /// A claim, or a bar, with its numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
-    /// `E1` .. `E9`, `bar 1` .. `bar 7`.
+    /// `E1` .. `E9`, `bar 1` .. `bar 7`, `default, int8`.
     pub id: &'static str,
     /// What is claimed.
     pub claim: &'static str,
@@ -51,13 +52,13 @@ impl fmt::Display for Ruling {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<6} {:<14} {}; {}", self.id, self.ruling.to_string(), self.claim, self.numbers)
+        write!(f, "{:<13} {:<14} {}; {}", self.id, self.ruling.to_string(), self.claim, self.numbers)
     }
 }
 
-/// The claims, then the bars.
+/// The claims, then the bars, then what the search for a default found.
 pub fn judge(results: &Results) -> Vec<Verdict> {
-    claims::all(results).into_iter().chain(bars(results)).collect()
+    claims::all(results).into_iter().chain(bars(results)).chain(search::verdicts(results)).collect()
 }
 
 /// A ruling with its numbers, or why there is none.

@@ -1,7 +1,7 @@
 //! What the ledger remembers.
 
 use super::compact;
-use crate::session::SessionRecord;
+use crate::{resync::ResyncEvent, session::SessionRecord};
 use lockstep_core::{
     BehaviorDistribution, Delta, FinishReason, RolloutId, SamplerProfile, Stamp, WeightVersion,
     behavior::{BehaviorError, Columns},
@@ -177,6 +177,8 @@ pub enum Record {
         /// In the trainer's order.
         rollouts: Vec<TrainedOn>,
     },
+    /// What was decided about the sampler's weights after a step, with its inputs, or what new weights did.
+    Synchronisation(ResyncEvent),
 }
 
 /// What a trainer says of one rollout it trained on.
@@ -306,7 +308,8 @@ impl Record {
             | Self::RewardFailed { .. }
             | Self::Resumed { .. }
             | Self::Misreported { .. }
-            | Self::Session(_) => None,
+            | Self::Session(_)
+            | Self::Synchronisation(_) => None,
         }
     }
 }
@@ -327,6 +330,7 @@ impl fmt::Display for Record {
             }
             Self::Dispatched(request) => write!(f, "the request of rollout {}", request.id),
             Self::Session(record) => write!(f, "turn {} of session {}", record.turn, record.session),
+            Self::Synchronisation(event) => event.fmt(f),
             Self::Trained { plan, .. } => write!(f, "the training on plan {plan}"),
             Self::Misreported { plan, .. } => write!(f, "a training that is not plan {plan}"),
             Self::Resync(resync) => write!(f, "the re-synchronisation to {}", resync.weights.version),

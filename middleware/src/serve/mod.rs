@@ -37,6 +37,7 @@ pub use threads::serve_on_threads;
 use crate::{
     config::Stage,
     dispatch::Plans,
+    resync::Resyncs,
     server::SamplerService,
     wire::{
         MAX_MESSAGE,
@@ -57,7 +58,7 @@ use counts::Counts;
 use lockstep_core::{
     TokenId,
     dispatch::{Mode, Rules},
-    dlc::Trigger,
+    dlc::{Policy, Trigger},
 };
 use loose::Loose;
 use pool::Pool;
@@ -156,6 +157,8 @@ pub struct Gateway {
     pub stop: Vec<TokenId>,
     /// When the sampler gets new weights.
     pub trigger: Trigger,
+    /// What is known of its synchronisations.
+    pub resyncs: std::sync::Mutex<Resyncs>,
     text: Option<Arc<dyn Text>>,
     in_flight: Arc<Semaphore>,
     client: control::Client,
@@ -171,6 +174,8 @@ impl Gateway {
         let client = control::client();
         let plans = Plans::new(options.rules, 0, options.lease.as_millis() as u64);
         let (loose, updates, counts, stop, trigger, reporting) = Default::default();
+        let policy = Policy { trigger, ..Policy::default() };
+        let resyncs = std::sync::Mutex::new(Resyncs::new(policy, 0, options.stage == Stage::Dlc));
         Self {
             pool,
             plans,
@@ -182,6 +187,7 @@ impl Gateway {
             options,
             stop,
             trigger,
+            resyncs,
             text: None,
             in_flight,
             client,

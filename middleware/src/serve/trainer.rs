@@ -5,17 +5,20 @@ use crate::{
     config::Stage,
     dispatch::{Consumer, Sealed},
     ledger::{Record, ResyncRecord, TrainedOn},
+    resync::Outcome,
     wire::{batch, proto, required},
 };
 use axum::http::StatusCode;
 use futures_core::Stream;
 use lockstep_core::{
-    Stamp,
-    dlc::{Decision, EssLevel},
+    Stamp, WeightVersion,
     ports::{PortError, PublishedWeights, StepReport},
     reward::Outcome,
 };
-use std::{pin::Pin, sync::Arc};
+use std::{
+    pin::Pin,
+    sync::{Arc, PoisonError},
+};
 use tonic::{Request, Response, Status};
 
 /// The service `Middleware`.
@@ -40,6 +43,12 @@ impl Service {
     async fn stamp(&self) -> Option<Stamp> {
         let control = self.gateway.pool.replicas().first()?.control()?.clone();
         control.version().await.ok()
+    }
+
+    /// What the policy says after a trainer's step.
+    fn decide(&self, report: &StepReport, held: WeightVersion) -> Option<Outcome> {
+        let mut resyncs = self.gateway.resyncs.lock().unwrap_or_else(PoisonError::into_inner);
+        resyncs.after(report.after.step, report, held)
     }
 
     /// Every replica, one after the other: pause all, load all, resume all.
@@ -166,22 +175,21 @@ impl proto::middleware_server::Middleware for Service {
     ) -> Result<Response<proto::ResyncDecision>, Status> {
         let report = StepReport::try_from(request.into_inner())?;
         let trigger = &self.gateway.trigger;
-        let level = match trigger.ess_level() {
-            EssLevel::Token => "token",
-            EssLevel::Sequence => "sequence",
-            EssLevel::Horizon { .. } => "horizon",
-            EssLevel::LengthNormalised => "length_normalised",
-        };
-        let keep =
-            proto::ResyncDecision { resynchronise: false, level: level.into(), ess: 1.0, threshold: trigger.threshold };
+        let (level, threshold) = (trigger.ess_level().to_string(), trigger.threshold);
+        let keep = proto::ResyncDecision { resynchronise: false, level, ess: 1.0, threshold };
         let version = self.stamp().await.and_then(|stamp| stamp.version());
         let undeclared =
             || Status::failed_precondition("the sampler does not declare its weights, so no ESS can be its own");
         let version = version.ok_or_else(undeclared)?;
         let Some(ess) = report.ess_at(version) else { return Ok(Response::new(keep)) };
-        let decides = self.gateway.options.stage == Stage::Dlc;
-        let resynchronise = decides && trigger.decide(ess, None) == Decision::Resync;
-        Ok(Response::new(proto::ResyncDecision { resynchronise, ess: trigger.watched(ess), ..keep }))
+        let Some(outcome) = self.decide(&report, version) else { return Ok(Response::new(keep)) };
+        for event in outcome.events {
+            event.log();
+            let kept = self.gateway.capture.record_durably(Record::Synchronisation(event)).await;
+            kept.map_err(|error| Status::internal(error.to_string()))?;
+        }
+        let (resynchronise, ess) = (outcome.resync.is_some(), trigger.watched(ess));
+        Ok(Response::new(proto::ResyncDecision { resynchronise, ess, ..keep }))
     }
 
     async fn synchronise(&self, request: Request<proto::PublishedWeights>) -> Result<Response<proto::Stamp>, Status> {

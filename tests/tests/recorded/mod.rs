@@ -69,7 +69,7 @@ fn plans(records: Vec<Record>) -> Vec<Plan> {
             }
             Record::Resync(resync) => assert_eq!(resync.stamp.version(), Some(resync.weights.version)),
             Record::Arrived { rollout, .. } => assert!(plans[rollout.plan as usize].deltas.contains_key(&rollout)),
-            Record::Dispatch { .. } | Record::Sent(_) | Record::Resumed { .. } => {}
+            Record::Dispatch { .. } | Record::Sent(_) | Record::Resumed { .. } | Record::Synchronisation(_) => {}
             record @ (Record::RewardFailed { .. }
             | Record::PlanReserved { .. }
             | Record::Session(_)

@@ -2,6 +2,7 @@
 
 use super::decompose::LagRatio;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The stretch of tokens over which the horizon level asks for half the effective samples.
 pub const DEFAULT_HORIZON: u32 = 24;
@@ -20,6 +21,17 @@ pub enum EssLevel {
         /// H, in tokens.
         tokens: u32,
     },
+}
+
+impl fmt::Display for EssLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Token => "token",
+            Self::Sequence => "sequence",
+            Self::LengthNormalised => "length_normalised",
+            Self::Horizon { .. } => "horizon",
+        })
+    }
 }
 
 /// Normalised effective sample size of N log weights:

@@ -6,6 +6,7 @@ use super::{
     resync::{Decision, Trigger},
 };
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The trigger with its limits. 0 is off.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -64,6 +65,19 @@ pub enum PolicyDecision {
         /// Its ESS between two scorings at equal versions.
         null_ess: f64,
     },
+}
+
+impl fmt::Display for PolicyDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keep => f.write_str("keep"),
+            Self::Held { updates_left } => write!(f, "held for {updates_left} updates"),
+            Self::Resync(Reason::Ess) => f.write_str("resync, ESS below the threshold"),
+            Self::Resync(Reason::Interval) => f.write_str("resync, interval is up"),
+            Self::Resync(Reason::Forecast) => f.write_str("resync, ESS about to fall below the threshold"),
+            Self::Refused { null_ess } => write!(f, "level refused, ESS {null_ess:.4} at equal versions"),
+        }
+    }
 }
 
 impl Policy {

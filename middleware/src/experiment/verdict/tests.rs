@@ -1,12 +1,14 @@
 use super::*;
 use crate::experiment::{
-    Arm, Plan, Setting, Sync,
+    Arm, Part, Plan, Setting, Sync,
     arm::Correction,
     outcome::{Evaluation, Floor, Outcome, Row, StepRecord},
-    setting::Extent,
-    table,
+    parts, table,
 };
-use lockstep_core::dlc::{EssReport, Forecast, statistics::TermReport};
+use lockstep_core::{
+    dlc::{EssReport, Forecast, Policy, statistics::TermReport},
+    rivals::Method,
+};
 
 const FLOOR: f64 = 0.01;
 
@@ -47,7 +49,7 @@ fn as_claimed() -> Results {
         row("ppo_s-exact-never", |_| 3.0, quiet),
         row("ppo_q-int4-fresh", |x| 60.0 * x, |step| (1.0, if step == 1 { 0.05 } else { 0.03 }, 0.03)),
     ];
-    let plan = Plan::new(Extent::Core, Setting::big());
+    let plan = Plan::new(&[Part::Core], Setting::big(), None);
     let pairs = plan.setting.evaluations().into_iter().map(|step| (step, vec![FLOOR; 12])).collect();
     Results { floor: Some(Floor { pairs }), references: Vec::new(), rows, missing: 0, plan }
 }
@@ -104,8 +106,111 @@ fn what_is_missing_is_not_measured_and_the_page_is_made_all_the_same() {
     assert_eq!(ruling(&results, "E2"), Ruling::NotMeasured);
     let page = crate::experiment::render(&results);
     assert!(page.contains("3 of") && page.contains("partial results") && page.contains("not measured"));
+    let tables = crate::experiment::markdown::tables(&results, &judge(&results));
+    assert!(
+        tables.contains("| **Controls** |") && tables.contains("| `untrained-exact-never` | 8.0 / 8.0"),
+        "{tables}"
+    );
+    assert!(tables.contains("| not measured |"), "{tables}");
     let lines = table::lines(&results);
     assert_eq!(lines.len(), 1 + results.rows.len());
     assert!(lines[1].starts_with("untrained-exact-never") && lines[1].contains("8.00"), "{}", lines[1]);
     assert_eq!(table::csv(&results).lines().count(), 1 + 2 * results.rows.len() * 40);
+}
+
+/// TIS at a rate, whose last reward is `last` of the 0.2 before.
+fn tis(sync: Sync, rate: f64, last: f64) -> Row {
+    let arm = Arm { learning_rate: Some(rate), ..Arm::new(Correction::Method(Method::Tis), "exact", sync) };
+    let mut row = row(&arm.row(), |_| 1.0, |_| (1.0, 0.0, 0.0));
+    for outcome in &mut row.arms {
+        outcome.arm = arm.clone();
+        outcome.evaluations.last_mut().unwrap().reward = last;
+    }
+    row
+}
+
+fn with(rows: impl IntoIterator<Item = Row>) -> Results {
+    let mut results = as_claimed();
+    results.rows.extend(rows);
+    results
+}
+
+#[test]
+fn a_collapse_that_the_trigger_prevents_reproduces_e7() {
+    let trigger = || Sync::Policy(Policy::default());
+    let cases = [(0.05, 0.2, Ruling::Reproduced), (0.05, 0.05, Ruling::NotReproduced), (0.15, 0.2, Ruling::Vacuous)];
+    for (stale, kept, expected) in cases {
+        let results = with([tis(Sync::Never, 4e-4, stale), tis(trigger(), 4e-4, kept)]);
+        assert_eq!(ruling(&results, "E7"), expected, "{stale} {kept}");
+    }
+}
+
+#[test]
+fn a_collapse_that_grows_with_the_product_reproduces_e9() {
+    let grid = |lasts: [f64; 4]| {
+        let at = [(Sync::Every(1), 1e-4), (Sync::Every(4), 1e-4), (Sync::Every(16), 2e-4), (Sync::Never, 4e-4)];
+        with(at.into_iter().zip(lasts).map(|((sync, rate), last)| tis(sync, rate, last)))
+    };
+    assert_eq!(ruling(&grid([0.2, 0.19, 0.1, 0.01]), "E9"), Ruling::Reproduced);
+    assert_eq!(ruling(&grid([0.01, 0.1, 0.19, 0.2]), "E9"), Ruling::NotReproduced);
+}
+
+#[test]
+fn a_gradient_norm_that_grows_with_the_square_reproduces_e6() {
+    let grid = |excess: fn(f64) -> f64| {
+        let at = |name: &str, rate: f64, of: fn(f64) -> f64| {
+            let mut row = row(&format!("{name}-lr{rate:e}"), |_| 1.0, |_| (1.0, 0.0, 0.0));
+            for outcome in &mut row.arms {
+                outcome.arm.learning_rate = Some(rate);
+                outcome
+                    .steps
+                    .iter_mut()
+                    .for_each(|record| record.gradient_norm = 1.0 + of(rate * (record.step - 1) as f64));
+            }
+            row
+        };
+        let rates = [1e-3, 2e-3];
+        with(
+            rates
+                .into_iter()
+                .flat_map(|rate| [at(claims::IS_STALE, rate, |_| 0.0), at(claims::CENTRING_STALE, rate, excess)]),
+        )
+    };
+    assert_eq!(ruling(&grid(|x| x + 50.0 * x * x), "E6"), Ruling::Reproduced);
+    assert_eq!(ruling(&grid(|x| x + 1e-3 * (7e4 * x).sin()), "E6"), Ruling::NotReproduced);
+}
+
+/// Every candidate of the search at these distances: stale, quantised, both.
+fn searched([stale, fresh, both]: [f64; 3], seeds: usize) -> Results {
+    let mut rows = Vec::new();
+    for (correction, sync) in parts::candidates() {
+        let at = |arm: Arm, floors: f64| {
+            let mut row = row(&arm.row(), |_| floors, |_| (1.0, 0.0, 0.0));
+            row.arms = vec![row.arms[0].clone(); seeds];
+            row
+        };
+        rows.push(at(Arm::new(correction, "exact", sync.clone()), stale));
+        rows.push(at(Arm::new(parts::when_fresh(correction), "int8", Sync::Every(1)), fresh));
+        rows.push(at(Arm::new(correction, "int8", sync), both));
+    }
+    let mut results = as_claimed();
+    results.rows.retain(|row| row.name != claims::DLC);
+    results.rows.extend(rows);
+    results
+}
+
+#[test]
+fn a_default_holds_in_every_setting_and_over_every_seed() {
+    let cases = [
+        ([1.9, 1.2, 1.95], 5, Ruling::Reproduced),
+        ([2.1, 1.2, 1.9], 5, Ruling::NotReproduced),
+        ([1.9, 2.1, 1.9], 5, Ruling::NotReproduced),
+        ([1.9, 1.2, 2.1], 5, Ruling::NotReproduced),
+        ([1.9, 1.2, 1.95], 4, Ruling::NotMeasured),
+    ];
+    for (floors, seeds, expected) in cases {
+        let results = searched(floors, seeds);
+        assert_eq!(ruling(&results, "default, int8"), expected, "{floors:?} {seeds}");
+        assert_eq!(ruling(&results, "default, int4"), Ruling::NotMeasured);
+    }
 }

@@ -184,3 +184,35 @@ fn only_whole_segments_of_consumed_plans_are_removed() {
     assert!(!ledger.retire(4).unwrap().is_empty());
     assert!(!plans(&read(directory.path()).unwrap()).contains(&3));
 }
+
+#[test]
+fn a_decision_and_its_effect_are_records_of_number_16() {
+    use crate::resync::ResyncEvent;
+    use lockstep_core::dlc::{EssReport, Forecast, Inputs, Policy, PolicyDecision, Reason, forecast::PastError};
+    let ess = EssReport { token: 0.9, sequence: 0.4, horizon: 0.45, horizon_tokens: 24, sequences: 8, tokens: 64 };
+    let past = Some(PastError { gaussian: 2.5, tail_aware: 1.0, forecasts: 3 });
+    let forecast = Forecast { gaussian: Some(4.0), tail_aware: None, past };
+    let inputs = Inputs { updates: 7, ess, null: Some(ess), forecast };
+    let decided = |decision| ResyncEvent::Decided { step: 7, decision, inputs, policy: Policy::default() };
+    let decisions = [
+        PolicyDecision::Resync(Reason::Ess),
+        PolicyDecision::Resync(Reason::Interval),
+        PolicyDecision::Resync(Reason::Forecast),
+        PolicyDecision::Held { updates_left: 2 },
+        PolicyDecision::Refused { null_ess: 0.7 },
+    ];
+    let effect = ResyncEvent::Effect { step: 8, decided_at: 7, before: ess, after: ess };
+    let events: Vec<Record> = decisions.map(decided).into_iter().chain([effect]).map(Record::Synchronisation).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let (mut ledger, _) = Ledger::open(directory.path()).unwrap();
+    events.iter().for_each(|event| ledger.append(event).unwrap());
+    ledger.sync().unwrap();
+    let bytes = std::fs::read(ledger.path()).unwrap();
+    drop(ledger);
+    assert_eq!(read(directory.path()).unwrap(), events);
+    let numbers: Vec<u32> = frames_of(&bytes)[1..]
+        .iter()
+        .map(|&at| u32::from_le_bytes(frame::read(&bytes[at..]).unwrap().payload[..4].try_into().unwrap()))
+        .collect();
+    assert_eq!(numbers, vec![16; events.len()], "the number of a kind is part of the format");
+}

@@ -9,6 +9,7 @@ mod grpc;
 mod plans;
 mod pull;
 mod refusals;
+mod resyncs;
 mod speaking;
 mod trainers;
 mod wire;
