@@ -70,9 +70,10 @@ fn append(directory: &Path, block: u64, total: u64) -> Outcome {
     let (clock, mut syncs) = (Instant::now(), 0);
     for batch in ready.chunks(deltas as usize) {
         batch.iter().try_for_each(|delta| ledger.append_delta(delta))?;
-        ledger.sync()?;
+        ledger.begin_sync()?;
         syncs += 1;
     }
+    ledger.finish_sync()?;
     let seconds = clock.elapsed().as_secs_f64();
     let bytes = size(&ledger)? - before;
     println!(r#"{{"bytes": {bytes}, "syncs": {syncs}, "bytes_a_second": {}}}"#, bytes as f64 / seconds);

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 const WAITING: usize = 8192;
 
 /// Bytes, about, that one sync makes durable at most.
-const BYTES_A_SYNC: usize = 8 << 20;
+const BYTES_A_SYNC: usize = 2 << 20;
 
 /// What a commit appends.
 #[derive(Debug, Clone, PartialEq)]
@@ -120,31 +120,23 @@ impl SharedLedger {
     }
 }
 
-/// Serves commits until nobody can send one any more, or the ledger has stopped.
+/// Serves commits until nobody can send one any more, or the ledger has stopped. While a full round is written, the next one
+/// is encoded.
 pub(super) fn serve(mut ledger: Ledger, mut commits: mpsc::Receiver<Commit>, written: &Written) -> Ledger {
     while let Some(first) = commits.blocking_recv() {
-        let (began, mut round) = (Instant::now(), Round::default());
-        round.take(&mut ledger, first);
-        while round.size < BYTES_A_SYNC
-            && round.lost.is_none()
-            && let Ok(commit) = commits.try_recv()
+        let mut round = Round::gather(&mut ledger, first, &mut commits);
+        while round.lost.is_none()
+            && let Ok(next) = commits.try_recv()
         {
-            round.take(&mut ledger, commit);
+            let begun = ledger.begin_sync();
+            let following = Round::gather(&mut ledger, next, &mut commits);
+            if !round.end(begun.and_then(|()| ledger.finish_sync()), &ledger, written) {
+                return ledger;
+            }
+            round = following;
         }
-        let synced = round.lost.map_or_else(|| ledger.sync(), Err);
-        written.entries.fetch_add(round.entries as u64, Ordering::Relaxed);
-        written.syncs.fetch_add(1, Ordering::Relaxed);
-        written.microseconds.fetch_add(began.elapsed().as_micros() as u64, Ordering::Relaxed);
-        for (appended, done) in round.waiting {
-            let answer = match &synced {
-                Ok(()) => appended,
-                Err(error) => appended.and_then(|()| Err(error.again(ledger.path()))),
-            };
-            // Who no longer waits will ask again.
-            let _ = done.send(answer);
-        }
-        if let Err(error) = synced {
-            tracing::error!(%error, "nothing is acknowledged any more");
+        let synced = round.lost.take().map_or_else(|| ledger.sync(), Err);
+        if !round.end(synced, &ledger, written) {
             return ledger;
         }
     }
@@ -152,8 +144,8 @@ pub(super) fn serve(mut ledger: Ledger, mut commits: mpsc::Receiver<Commit>, wri
 }
 
 /// What one sync makes durable.
-#[derive(Default)]
 struct Round {
+    began: Instant,
     waiting: Vec<(Result<(), LedgerError>, Done)>,
     entries: usize,
     size: usize,
@@ -162,6 +154,19 @@ struct Round {
 }
 
 impl Round {
+    /// Appends what waits, up to the bytes of one sync.
+    fn gather(ledger: &mut Ledger, first: Commit, commits: &mut mpsc::Receiver<Commit>) -> Self {
+        let mut round = Self { began: Instant::now(), waiting: Vec::new(), entries: 0, size: 0, lost: None };
+        round.take(ledger, first);
+        while round.size < BYTES_A_SYNC
+            && round.lost.is_none()
+            && let Ok(commit) = commits.try_recv()
+        {
+            round.take(ledger, commit);
+        }
+        round
+    }
+
     fn take(&mut self, ledger: &mut Ledger, commit: Commit) {
         self.size += commit.entries.iter().map(Entry::size).sum::<usize>();
         self.entries += commit.entries.len();
@@ -173,5 +178,24 @@ impl Round {
             Some(done) => self.waiting.push((appended, done)),
             None => self.lost = appended.err(),
         }
+    }
+
+    /// Answers those who wait. False when the ledger has stopped.
+    fn end(self, synced: Result<(), LedgerError>, ledger: &Ledger, written: &Written) -> bool {
+        written.entries.fetch_add(self.entries as u64, Ordering::Relaxed);
+        written.syncs.fetch_add(1, Ordering::Relaxed);
+        written.microseconds.fetch_add(self.began.elapsed().as_micros() as u64, Ordering::Relaxed);
+        for (appended, done) in self.waiting {
+            let answer = match &synced {
+                Ok(()) => appended,
+                Err(error) => appended.and_then(|()| Err(error.again(ledger.path()))),
+            };
+            // Who no longer waits will ask again.
+            let _ = done.send(answer);
+        }
+        if let Err(error) = &synced {
+            tracing::error!(%error, "nothing is acknowledged any more");
+        }
+        synced.is_ok()
     }
 }

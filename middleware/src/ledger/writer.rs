@@ -3,7 +3,9 @@
 use super::{
     LedgerError, Records, decode_record,
     disk::{Disk, DiskFile, RealDisk},
-    encode, frame,
+    encode,
+    flusher::{Flush, Flusher},
+    frame,
     index::{Entry, Index, IndexFile, SegmentIndex},
     intervals::Intervals,
     io_error,
@@ -27,22 +29,30 @@ pub const SEGMENT_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct Ledger {
     disk: Arc<dyn Disk>,
-    /// Held while the ledger is open; the system lets go of it when the process ends, however it ends.
-    _lock: Option<File>,
     limit: u64,
     number: u64,
     path: PathBuf,
-    file: Box<dyn DiskFile>,
+    /// Not here while a flush is under way.
+    file: Option<Box<dyn DiskFile>>,
+    /// Started with the first flush that is not waited for.
+    flusher: Option<Flusher>,
     /// Bytes in the file.
     written: u64,
+    /// Bytes of the flush that is under way.
+    flushing: u64,
     /// Frames that are not in the file yet.
     pending: Vec<u8>,
+    /// The buffer of the last flush, empty, to be filled next.
+    spare: Vec<u8>,
     oldest: u64,
     profiles: Vec<Arc<SamplerProfile>>,
     retired: Intervals,
     index: SegmentIndex,
     closed: Vec<(u64, SegmentIndex)>,
     stopped: bool,
+    /// Held while the ledger is open, and until its last flush has ended, hence the last field; the system lets go of it when
+    /// the process ends, however it ends.
+    _lock: Option<File>,
 }
 
 impl Ledger {
@@ -93,13 +103,15 @@ impl Ledger {
         let path = disk.path(&name(last));
         let file = disk.open_to_append(&name(last)).map_err(io_error("open", &path))?;
         let mut ledger = Self {
-            _lock: None,
             limit,
             number: last,
             path,
-            file,
+            file: None,
+            flusher: None,
             written: 0,
+            flushing: 0,
             pending: Vec::new(),
+            spare: Vec::new(),
             oldest,
             profiles: profiles.into_iter().map(Arc::new).collect(),
             retired,
@@ -107,19 +119,20 @@ impl Ledger {
             closed,
             stopped: false,
             disk,
+            _lock: None,
         };
-        ledger.recover()?;
+        ledger.recover(file)?;
         Ok(ledger)
     }
 
     /// Takes over what the last segment holds, and makes it durable: what was written and never synced counts from here on.
-    fn recover(&mut self) -> Result<(), LedgerError> {
+    fn recover(&mut self, mut file: Box<dyn DiskFile>) -> Result<(), LedgerError> {
         let survey = survey(&*self.disk, self.number, Place::Last)?;
         let failed = |action| io_error(action, &self.path);
-        if self.file.len().map_err(failed("read"))? > survey.sound {
-            self.file.cut(survey.sound).map_err(failed("cut the torn tail of"))?;
+        if file.len().map_err(failed("read"))? > survey.sound {
+            file.cut(survey.sound).map_err(failed("cut the torn tail of"))?;
         }
-        self.file.sync().map_err(failed("sync"))?;
+        file.sync().map_err(failed("sync"))?;
         self.disk.sync().map_err(failed("sync the directory of"))?;
         self.written = survey.sound;
         self.index = SegmentIndex::Memory(survey.index);
@@ -129,7 +142,11 @@ impl Ledger {
             introduced = super::recover::survey(&*self.disk, *number, Place::Closed)?.profiles;
         }
         self.profiles.extend(introduced.into_iter().map(Arc::new));
-        if self.written == 0 { self.begin() } else { Ok(()) }
+        if self.written == 0 {
+            return self.begin(file);
+        }
+        self.file = Some(file);
+        Ok(())
     }
 
     /// Appends a record; durable once [`Ledger::sync`] has returned. A delta that is there already is not stored again.
@@ -146,10 +163,10 @@ impl Ledger {
         {
             return Ok(());
         }
-        if self.written + self.pending.len() as u64 >= self.limit {
+        if self.end() >= self.limit {
             self.rotate()?;
         }
-        let offset = self.written + self.pending.len() as u64;
+        let offset = self.end();
         if let (Some(subject), SegmentIndex::Memory(index)) = (record.subject(), &mut self.index) {
             index.add(&subject, offset, frame::size_of(&payload));
         }
@@ -181,14 +198,68 @@ impl Ledger {
     /// # Errors
     /// A disk that is full or broken. The ledger then stops: nothing later is acknowledged either.
     pub fn sync(&mut self) -> Result<(), LedgerError> {
+        let flush = self.flush()?;
+        self.flushed(flush.run())
+    }
+
+    /// Begins to write what was appended, after what was begun before; more can be appended meanwhile. Acknowledged is what
+    /// the next [`Ledger::finish_sync`] or [`Ledger::sync`] has returned for.
+    ///
+    /// # Errors
+    /// As [`Ledger::sync`], of what was begun before; a thread that cannot be started.
+    pub fn begin_sync(&mut self) -> Result<(), LedgerError> {
+        let flush = self.flush()?;
+        let flusher = match self.flusher.take() {
+            Some(flusher) => flusher,
+            None => Flusher::start().map_err(io_error("start the writer of", &self.path))?,
+        };
+        self.flushing = flush.bytes.len() as u64;
+        let begun = flusher.begin(flush);
+        self.flusher = Some(flusher);
+        begun.map_err(|_| self.stop())
+    }
+
+    /// Waits for what [`Ledger::begin_sync`] has begun.
+    ///
+    /// # Errors
+    /// As [`Ledger::sync`].
+    pub fn finish_sync(&mut self) -> Result<(), LedgerError> {
         if self.stopped {
             return Err(LedgerError::Stopped(self.path.clone()));
         }
-        let written = self.file.append(&self.pending).and_then(|()| self.file.sync());
-        self.written += self.pending.len() as u64;
-        self.pending.clear();
-        self.stopped = written.is_err();
-        written.map_err(io_error("write", &self.path))
+        if self.file.is_some() {
+            return Ok(());
+        }
+        let flush = self.flusher.as_ref().and_then(Flusher::finish).ok_or_else(|| self.stop())?;
+        self.flushed(flush)
+    }
+
+    /// What was appended and is not under way yet.
+    fn flush(&mut self) -> Result<Flush, LedgerError> {
+        self.finish_sync()?;
+        let file = self.file.take().ok_or_else(|| self.stop())?;
+        let spare = std::mem::take(&mut self.spare);
+        Ok(Flush::new(file, std::mem::replace(&mut self.pending, spare)))
+    }
+
+    fn flushed(&mut self, mut flush: Flush) -> Result<(), LedgerError> {
+        self.file = Some(flush.file);
+        self.flushing = 0;
+        self.written += flush.bytes.len() as u64;
+        flush.bytes.clear();
+        self.spare = flush.bytes;
+        self.stopped = flush.outcome.is_err();
+        flush.outcome.map_err(io_error("write", &self.path))
+    }
+
+    fn stop(&mut self) -> LedgerError {
+        self.stopped = true;
+        LedgerError::Stopped(self.path.clone())
+    }
+
+    /// Bytes of the segment, once all that was appended is in it.
+    fn end(&self) -> u64 {
+        self.written + self.flushing + self.pending.len() as u64
     }
 
     /// The file that is written.
@@ -219,7 +290,7 @@ impl Ledger {
     }
 
     /// True when the same delta is there already.
-    fn has(&self, delta: &DeltaRecord, payload: &[u8]) -> Result<bool, LedgerError> {
+    fn has(&mut self, delta: &DeltaRecord, payload: &[u8]) -> Result<bool, LedgerError> {
         let (rollout, start) = (delta.rollout, delta.start);
         let known = self.profiles.len();
         if delta.profile as usize >= known {
@@ -238,6 +309,7 @@ impl Ledger {
         if is_behind {
             return Ok(false);
         }
+        self.finish_sync()?;
         let mut empty = false;
         for (number, entry) in self.deltas_at(rollout, start)? {
             if self.payload(number, entry.offset)? == payload {
@@ -306,9 +378,9 @@ impl Ledger {
         let (number, segment) = (self.number, self.written);
         self.number += 1;
         self.path = self.disk.path(&name(self.number));
-        self.file = self.disk.open_to_append(&name(self.number)).map_err(io_error("open", &self.path))?;
+        let file = self.disk.open_to_append(&name(self.number)).map_err(io_error("open", &self.path))?;
         self.written = 0;
-        self.begin()?;
+        self.begin(file)?;
         let index = std::mem::replace(&mut self.index, SegmentIndex::Memory(Index::default()));
         if let SegmentIndex::Memory(index) = &index {
             index.store(&*self.disk, number, segment)?;
@@ -318,15 +390,16 @@ impl Ledger {
     }
 
     /// Writes the head of an empty segment.
-    fn begin(&mut self) -> Result<(), LedgerError> {
+    fn begin(&mut self, mut file: Box<dyn DiskFile>) -> Result<(), LedgerError> {
         let profiles = self.profiles.iter().map(|profile| (**profile).clone()).collect();
         let head = Head { oldest: self.oldest, profiles, retired: self.retired.clone() };
         let mut bytes = Vec::new();
         frame::write(&mut bytes, frame::Kind::Head, &encode(&head)?);
         let failed = |action| io_error(action, &self.path);
-        self.file.append(&bytes).and_then(|()| self.file.sync()).map_err(failed("write"))?;
+        file.append(&bytes).and_then(|()| file.sync()).map_err(failed("write"))?;
         self.disk.sync().map_err(failed("sync the directory of"))?;
         self.written = bytes.len() as u64;
+        self.file = Some(file);
         Ok(())
     }
 }

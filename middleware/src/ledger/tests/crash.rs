@@ -21,6 +21,8 @@ enum Act {
         which: u8,
     },
     Sync,
+    /// Begins a sync that nobody waits for yet.
+    BeginSync,
     Consume {
         plan: u8,
     },
@@ -36,6 +38,7 @@ fn act() -> impl Strategy<Value = Act> {
         6 => (0..3u8, 0..2u8, 1..4u8).prop_map(|(plan, index, tokens)| Act::Delta { plan, index, tokens }),
         2 => any::<u8>().prop_map(|which| Act::Retry { which }),
         4 => Just(Act::Sync),
+        2 => Just(Act::BeginSync),
         1 => (0..3u8).prop_map(|plan| Act::Consume { plan }),
         1 => (0..4u8).prop_map(|before| Act::Retire { before }),
         1 => Just(Act::Restart),
@@ -125,6 +128,7 @@ impl Writer {
                 self.acknowledged.extend(self.waiting.drain(..));
                 Ok(())
             }
+            Act::BeginSync => ledger.begin_sync(),
             Act::Consume { plan } => {
                 let (plan, before, after) = (plan.into(), version(), version().next());
                 self.consumed.insert(plan);

@@ -7,17 +7,24 @@ fn entries(index: u32) -> Vec<Entry> {
     vec![Entry::Delta(Arc::new(delta(index)))]
 }
 
-/// So many commits that are all sent before the writer begins.
+/// So many commits of one delta that are all sent before the writer begins.
 async fn committed(ledger: Ledger, count: u32) -> (Ledger, Vec<Result<(), LedgerError>>) {
+    all_committed(ledger, (0..count).map(entries).collect()).await
+}
+
+/// These commits, all sent before the writer begins.
+async fn all_committed(ledger: Ledger, sent: Vec<Vec<Entry>>) -> (Ledger, Vec<Result<(), LedgerError>>) {
     let (shared, commits) = SharedLedger::channel("here".into());
-    let waiting: Vec<_> = (0..count)
-        .map(|index| {
+    let count = sent.len();
+    let waiting: Vec<_> = sent
+        .into_iter()
+        .map(|entries| {
             let shared = shared.clone();
-            tokio::spawn(async move { shared.commit(entries(index)).await })
+            tokio::spawn(async move { shared.commit(entries).await })
         })
         .collect();
     drop(shared);
-    while commits.len() < count as usize {
+    while commits.len() < count {
         tokio::task::yield_now().await;
     }
     let ledger = tokio::task::spawn_blocking(move || serve(ledger, commits, &Written::default())).await.unwrap();
@@ -39,6 +46,38 @@ async fn all_who_wait_share_one_sync() {
     drop(ledger);
     let records: Vec<Record> = Records::on(Arc::new(disk)).unwrap().collect::<Result<_, _>>().unwrap();
     assert_eq!(records.len(), 101, "a profile and a delta each");
+}
+
+/// More than one round's bytes.
+fn many() -> Vec<Vec<Entry>> {
+    (0..200).map(|commit| (0..80).flat_map(|place| entries(commit * 80 + place)).collect()).collect()
+}
+
+#[tokio::test]
+async fn what_exceeds_a_round_is_written_in_several_and_stored_once() {
+    let disk = SimulatedDisk::default();
+    let ledger = Ledger::on(Arc::new(disk.clone()), SEGMENT_BYTES).unwrap();
+    let before = disk.syncs();
+    let (ledger, answers) = all_committed(ledger, many()).await;
+    assert!(answers.iter().all(Result::is_ok));
+    assert!(disk.syncs() - before > 1, "{} syncs", disk.syncs() - before);
+    drop(ledger);
+    let records: Vec<Record> = Records::on(Arc::new(disk)).unwrap().collect::<Result<_, _>>().unwrap();
+    assert_eq!(records.len(), 1 + 200 * 80, "a profile, and each delta once");
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_in_the_second_round_acknowledges_the_first_alone() {
+    let frame = encode_frame(&Record::Delta(DeltaRecord::new(&delta(0), 0))).unwrap().len();
+    let disk = SimulatedDisk::full_after(frame * 200 * 80 * 6 / 10);
+    let ledger = Ledger::on(Arc::new(disk.clone()), SEGMENT_BYTES).unwrap();
+    let (ledger, answers) = all_committed(ledger, many()).await;
+    let acknowledged = answers.iter().take_while(|answer| answer.is_ok()).count();
+    assert!((1..200).contains(&acknowledged), "{acknowledged} commits");
+    assert!(answers[acknowledged..].iter().all(Result::is_err));
+    drop(ledger);
+    let stored = Records::on(Arc::new(disk)).unwrap().map_while(Result::ok).count();
+    assert!(stored > acknowledged * 80, "{stored} records, {acknowledged} commits of 80");
 }
 
 #[tokio::test]
