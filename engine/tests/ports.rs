@@ -93,6 +93,7 @@ fn deltas_come_every_32_tokens_and_at_the_end() {
         match own.last().unwrap().finish.unwrap() {
             FinishReason::Stop(token) => assert_eq!(token, TokenId(3)),
             FinishReason::Length => assert_eq!(lengths.iter().sum::<usize>(), 50),
+            FinishReason::StopText => panic!("no text was asked for"),
         }
         long += usize::from(lengths.len() > 1);
     }

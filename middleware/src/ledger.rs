@@ -11,6 +11,7 @@ mod compact;
 mod disk;
 mod error;
 pub mod export;
+mod flusher;
 mod frame;
 mod group;
 mod index;

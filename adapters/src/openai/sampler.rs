@@ -1,7 +1,10 @@
 //! The server as a sampler: one request after the other, whole replies.
 
 use super::{HEAD, Texts, VOCABULARY, parse};
-use crate::{http::Http, options::Options};
+use crate::{
+    http::{Http, NOTHING},
+    options::Options,
+};
 use async_trait::async_trait;
 use futures_util::stream;
 use hyper::Method;
@@ -36,7 +39,7 @@ impl OpenAiSampler {
     /// An address that is none, nobody there, a server that does not.
     pub async fn connect(address: &str, options: &Options) -> PortResult<Self> {
         let http = Http::new(address, options).map_err(PortError::Refused)?;
-        let reply = http.ask(Method::GET, "/v1/models", None).await?;
+        let reply = http.ask(Method::GET, "/v1/models", NOTHING).await?;
         let models = reply.json();
         let Some(list) = models["data"].as_array().filter(|_| reply.status.is_success()) else {
             return Err(PortError::Refused(format!("{} has no list of models at /v1/models", http.base())));

@@ -187,7 +187,8 @@ impl Plans {
     pub fn take(&self, id: RolloutId, prompt: &[TokenId], params: SamplingParams) -> Result<Taken, PlansError> {
         let mut state = self.state();
         let next = state.dispatch.next_number();
-        state.places(id.plan, next)?.take(id, prompt, params)
+        let taken = state.places(id.plan, next)?.take(id, prompt, params)?;
+        Ok(Taken { attempt: state.dispatch.attempts(id).unwrap_or(taken.attempt), ..taken })
     }
 
     /// An answer has ended, or broken off with what there is of it.

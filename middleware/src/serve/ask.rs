@@ -275,7 +275,8 @@ impl Ask {
                 let opened = Record::PlanOpened { plan: first.id.plan, requests: requests.clone() };
                 gateway.capture.record(opened).await.map_err(captured)?;
             }
-            let fresh = |request| Order { request, have: Vec::new(), planned: false, stops: None, permit: None };
+            let fresh =
+                |request| Order { request, have: Vec::new(), attempt: 1, planned: false, stops: None, permit: None };
             return Ok(requests.into_iter().map(fresh).collect());
         };
         let mut orders: Vec<Order> = Vec::with_capacity(named.len());

@@ -6,7 +6,7 @@
 use super::{Gateway, capture::CaptureError, pool::Busy, stop::Stops, updates::Began};
 use crate::{
     config::Stage,
-    dispatch::milliseconds_since_1970,
+    dispatch::{Taken, milliseconds_since_1970},
     ledger::{Record, SentAnswer, SentRecord},
 };
 use futures_util::StreamExt;
@@ -51,12 +51,22 @@ pub struct Order {
     pub request: Request,
     /// What is there already.
     pub have: Vec<Arc<Delta>>,
+    /// 1, and one more for every time its tokens were lost.
+    pub attempt: u32,
     /// Whether it is drawn to its end whoever listens.
     pub planned: bool,
     /// Texts that end it.
     pub stops: Option<Stops>,
     /// Its place among the answers in flight.
     pub permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Order {
+    /// The order for an answer of a plan.
+    pub(super) fn planned(taken: Taken) -> Self {
+        let Taken { request, have, attempt, .. } = taken;
+        Self { request, have, attempt, planned: true, stops: None, permit: None }
+    }
 }
 
 /// Deltas as they are captured; the last one has a finish reason and is durable.
@@ -93,7 +103,7 @@ enum Ended {
 
 impl Drawing {
     fn new(gateway: Arc<Gateway>, order: Order, sender: mpsc::Sender<Result<Arc<Delta>, DrawError>>) -> Self {
-        let Order { request, have, planned, mut stops, permit } = order;
+        let Order { request, have, attempt, planned, mut stops, permit } = order;
         let tokens: Vec<TokenId> = have.iter().flat_map(|delta| delta.behavior.tokens().iter().copied()).collect();
         if let Some(stops) = &mut stops {
             let _ = stops.ends_at(&tokens);
@@ -109,7 +119,7 @@ impl Drawing {
             tokens,
             sender,
             began,
-            attempt: 1,
+            attempt,
             settled: false,
             _permit: permit,
         }

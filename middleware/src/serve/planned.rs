@@ -78,8 +78,8 @@ impl Gateway {
             return Ok((self.loose.take(id, prompt, &params)?, false));
         }
         let taken = self.plans.take(id, prompt, params)?;
-        let (request, have) = (taken.request, taken.have);
-        Ok((Order { request, have, planned: true, stops: None, permit: None }, taken.first))
+        let first = taken.first;
+        Ok((Order::planned(taken), first))
     }
 
     /// An answer has ended, or broken off with what there is of it.

@@ -134,12 +134,11 @@ async fn fill(gateway: Arc<Gateway>, pull: Arc<Pull>, plan: u64) {
 async fn answer(gateway: Arc<Gateway>, mut pause: Duration, request: Request, permit: OwnedSemaphorePermit) {
     let (id, _permit) = (request.id, permit);
     loop {
-        let (request, have) = match gateway.plans.take(id, &request.prompt, request.params.clone()) {
-            Ok(taken) => (taken.request, taken.have),
+        let taken = match gateway.plans.take(id, &request.prompt, request.params.clone()) {
+            Ok(taken) => taken,
             Err(error) => return tracing::warn!(rollout = %id, %error, "an answer is not drawn from here"),
         };
-        let order = Order { request, have, planned: true, stops: None, permit: None };
-        match drawn(draw::start(gateway.clone(), order)).await {
+        match drawn(draw::start(gateway.clone(), Order::planned(taken))).await {
             Ok(()) => return,
             Err(error @ DrawError::Capture(_)) => return gateway.plans.stop(error.to_string()),
             Err(DrawError::Engine { .. }) => {

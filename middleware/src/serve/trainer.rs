@@ -5,7 +5,7 @@ use crate::{
     config::Stage,
     dispatch::{Consumer, Sealed},
     ledger::{Record, ResyncRecord, TrainedOn},
-    resync::Outcome,
+    resync,
     wire::{batch, proto, required},
 };
 use axum::http::StatusCode;
@@ -46,7 +46,7 @@ impl Service {
     }
 
     /// What the policy says after a trainer's step.
-    fn decide(&self, report: &StepReport, held: WeightVersion) -> Option<Outcome> {
+    fn decide(&self, report: &StepReport, held: WeightVersion) -> Option<resync::Outcome> {
         let mut resyncs = self.gateway.resyncs.lock().unwrap_or_else(PoisonError::into_inner);
         resyncs.after(report.after.step, report, held)
     }

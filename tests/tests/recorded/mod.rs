@@ -74,6 +74,7 @@ fn plans(records: Vec<Record>) -> Vec<Plan> {
             | Record::PlanReserved { .. }
             | Record::Session(_)
             | Record::Dispatched(_)
+            | Record::Misreported { .. }
             | Record::Trained { .. }) => panic!("not of a demo: {record}"),
         }
     }

@@ -16,6 +16,8 @@ pub struct Taken {
     pub request: Request,
     /// What is there already.
     pub have: Vec<Arc<Delta>>,
+    /// 1, and one more for every time its tokens were lost.
+    pub attempt: u32,
     /// Whether it is asked for the first time.
     pub first: bool,
 }
@@ -128,7 +130,7 @@ impl Places {
             Place::Done(rollout) => return told(rollout, asked),
         };
         *place = Place::Drawing(asked.clone());
-        Ok(Taken { request: asked, have, first })
+        Ok(Taken { request: asked, have, attempt: 1, first })
     }
 
     fn check_siblings(&self, asked: &Request) -> Result<(), PlansError> {
@@ -233,5 +235,5 @@ fn told(rollout: &Rollout, asked: Request) -> Result<Taken, PlansError> {
         return Err(PlansError::Asked(asked.id));
     }
     let have = crate::wire::batch::split(rollout).map(Arc::new).collect();
-    Ok(Taken { request: asked, have, first: false })
+    Ok(Taken { request: asked, have, attempt: 1, first: false })
 }

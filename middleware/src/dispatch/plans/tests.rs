@@ -4,7 +4,7 @@ use crate::{
         History,
         fixture::{delta, request},
     },
-    ledger::{DeltaRecord, Record},
+    ledger::{DeltaRecord, Record, SentAnswer, SentRecord},
 };
 use futures_util::FutureExt;
 use lockstep_core::dispatch::Mode;
@@ -164,6 +164,8 @@ fn a_ledger_gives_the_plans_back_as_they_were() {
     records.extend(asked[..3].iter().cloned().map(Record::Dispatched));
     records.extend([drawn(0, true), drawn(2, false)]);
     records.push(Record::Reward { rollout: asked[0].id, reward: 0.5 });
+    let answers = vec![SentAnswer { rollout: asked[1].id, attempt: 1, tokens: 0 }];
+    records.push(Record::Sent(SentRecord { sampler: "fake".into(), at: 0, answers }));
     let recover = |records: &[Record]| {
         let mut history = History::of(records.to_vec()).unwrap();
         Plans::recover(rules(4), 1000, &mut history).unwrap()
@@ -172,7 +174,8 @@ fn a_ledger_gives_the_plans_back_as_they_were() {
     let open = Progress { plan: 0, rollouts: 4, arrived: 1, judged: 1 };
     assert_eq!((plans.open_plans(), plans.next_number()), (vec![open], Some(1)));
     assert_eq!(taken(&plans, asked[2].id).have[0].behavior.len(), 3, "it goes on from its tokens");
-    assert!(!taken(&plans, asked[1].id).first && taken(&plans, asked[3].id).first);
+    let (lost, new) = (taken(&plans, asked[1].id), taken(&plans, asked[3].id));
+    assert_eq!(((lost.first, lost.attempt), (new.first, new.attempt)), ((false, 2), (true, 1)));
     let swapped = plans.take(asked[0].id, &[TokenId(9)], asked[0].params.clone());
     assert!(swapped.is_err(), "what was asked before stays as it was asked");
     let contradicts = plans.judge(asked[0].id, &Outcome::Reward(0.25)).unwrap_err().to_string();

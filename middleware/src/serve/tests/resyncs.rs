@@ -3,9 +3,9 @@
 use super::{super::pool::Replica, engine::Fake};
 use crate::{
     config::Stage,
-    ledger::{self, Ledger, Record},
+    ledger::{self, Record},
     resync::ResyncEvent,
-    serve::{Gateway, Options, Pool, capture::Capture, restore, serve},
+    serve::{Gateway, Options, Pool, restore, serve},
     wire::proto::{self, middleware_client::MiddlewareClient},
 };
 use async_trait::async_trait;
@@ -51,11 +51,10 @@ impl Control for Held {
 }
 
 fn gateway(held: Arc<Held>, stage: Stage, directory: &Path) -> Arc<Gateway> {
-    let (ledger, records) = Ledger::open(directory).unwrap();
-    let (plans, _) = restore(records).unwrap();
-    let (capture, _) = Capture::start(ledger).unwrap();
+    let options = Options { stage, ..Options::default() };
+    let found = restore(directory, &options).unwrap();
     let pool = Pool::new(vec![Replica::new("engine", Arc::new(Fake::counting()), Some(held))]).unwrap();
-    Arc::new(Gateway::new(pool, Options { stage, ..Options::default() }).capturing(capture, plans))
+    Arc::new(Gateway::new(pool, options).capturing(found.capture, found.plans, found.loose))
 }
 
 const fn version(step: u64) -> WeightVersion {

@@ -2,10 +2,9 @@
 
 use super::{engine::Fake, gateway, send};
 use crate::{
-    ledger::{self, Ledger, Record},
+    ledger::{self, Record},
     serve::{
-        Gateway,
-        capture::Capture,
+        Gateway, Options,
         refusal::Refusal,
         restore,
         text::{Conversation, Decode, Parse, Piece, Talk, Text},
@@ -81,10 +80,9 @@ impl Text for Letters {
 }
 
 fn speaking(directory: &Path) -> Arc<Gateway> {
-    let (ledger, records) = Ledger::open(directory).unwrap();
-    let (plans, _) = restore(records).unwrap();
-    let (capture, _) = Capture::start(ledger).unwrap();
-    Arc::new(gateway(vec![Fake::counting()]).capturing(capture, plans).speaking(Arc::new(Letters)))
+    let found = restore(directory, &Options::default()).unwrap();
+    let gateway = gateway(vec![Fake::counting()]).capturing(found.capture, found.plans, found.loose);
+    Arc::new(gateway.speaking(Arc::new(Letters)))
 }
 
 fn finishes(directory: &Path) -> Vec<FinishReason> {
