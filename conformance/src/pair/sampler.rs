@@ -132,7 +132,8 @@ fn next(
     (asked, prefix, length): (&SampleRequest, &[TokenId], usize),
 ) -> Result<Support, SupportError> {
     let params = &asked.request.params;
-    let rounded = |logit: &f64| if spacing > 0.0 { (logit / spacing).round() * spacing } else { *logit };
+    // 0 is added so that there is one zero: -0 would stand behind it where ids are ranked, and break a tie.
+    let rounded = |logit: &f64| if spacing > 0.0 { (logit / spacing).round() * spacing + 0.0 } else { *logit };
     let logits = model.logits(Model::context(prefix)).iter().map(rounded);
     let z: Vec<f64> = logits.map(|logit| logit / params.temperature()).collect();
     let entries = kept(&z, params.truncation());
