@@ -4,6 +4,8 @@
 
 pub mod adamw;
 pub mod chain;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod draw;
 mod error;
 pub mod mass;
