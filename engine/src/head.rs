@@ -20,6 +20,8 @@ use lockstep_core::support::Support;
 use rayon::prelude::*;
 use rows::Kind;
 
+#[cfg(feature = "cuda")]
+mod card;
 mod rows;
 mod scatter;
 
@@ -52,6 +54,11 @@ impl Side {
         let missing = || Error::Missing { name: name.into(), shape: vec![model.config().vocab, model.config().hidden] };
         let head = model.weights().get(name).ok_or_else(missing)?.as_detached_tensor();
         Ok(Self { hidden: hidden.detach().contiguous()?, head, logits_bytes })
+    }
+
+    fn on_cpu(&self) -> TrainResult<Self> {
+        let [hidden, head] = [&self.hidden, &self.head].map(|tensor| tensor.to_device(&Device::Cpu));
+        Ok(Self { hidden: hidden?, head: head?, logits_bytes: self.logits_bytes })
     }
 
     fn vocab(&self) -> TrainResult<usize> {
@@ -133,6 +140,10 @@ pub struct HeadLoss<X> {
 /// Ids outside the head, another vocabulary, logits that cannot be normalised; each with its place.
 pub fn scores(side: &Side, asked: &[Asked]) -> TrainResult<Vec<RowLogProbs>> {
     rows::check(asked, side.vocab()?)?;
+    #[cfg(feature = "cuda")]
+    if !side.hidden.device().is_cpu() {
+        return card::scores(side, asked);
+    }
     let score = |index: usize, logits: &[f32]| {
         let asked: &Asked = &asked[index];
         Ok(rows::row_log_probs(&asked.support, &rows::log_softmax(asked, logits)?))
@@ -196,6 +207,20 @@ pub fn backward<X: Send>(
     Ok(HeadLoss { loss: losses.iter().sum(), seen, hidden: sums.hidden()? })
 }
 
+/// The same on a card, where the head's gradient `[V, H]` is a tensor that is given.
+///
+/// # Errors
+/// As [`backward`].
+#[cfg(feature = "cuda")]
+pub(crate) fn backward_on_card<X>(
+    sides: Sides<'_>,
+    asked: &[Asked],
+    objective: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
+) -> TrainResult<(HeadLoss<X>, Tensor)> {
+    rows::check(asked, sides.now.vocab()?)?;
+    card::backward(sides, asked, objective)
+}
+
 /// Gradient of one position's loss with respect to the logits of its domain.
 ///
 /// # Errors
@@ -203,6 +228,8 @@ pub fn backward<X: Send>(
 pub fn gradient(side: &Side, asked: &Asked, correction: TokenCorrection) -> TrainResult<Vec<f64>> {
     let one = std::slice::from_ref(asked);
     rows::check(one, side.vocab()?)?;
+    // One position is no work for a card.
+    let side = &side.on_cpu()?;
     let logits = rows::listed_logits(side, one, |_| true)?;
     let log_theta = rows::log_softmax(asked, &logits[0])?;
     let (known, sampled) = asked.places();

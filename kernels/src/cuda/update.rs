@@ -6,11 +6,11 @@ use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, PushKernelArg};
 
 /// One parameter with its moments, of one length.
 #[derive(Debug)]
-pub struct UpdateSlot<'a, 'b> {
+pub struct UpdateSlot<'p, 'g, 'b> {
     /// The weights, updated in place.
-    pub param: &'b mut CudaViewMut<'a, f32>,
+    pub param: &'b mut CudaViewMut<'p, f32>,
     /// The gradient of the loss.
-    pub grad: &'b CudaView<'a, f32>,
+    pub grad: &'b CudaView<'g, f32>,
     /// First moment, updated in place.
     pub m: &'b mut CudaSlice<f32>,
     /// Second moment, updated in place.
@@ -33,7 +33,7 @@ impl Kernels {
     ///
     /// # Errors
     /// Lengths that differ, what the driver refuses.
-    pub fn adamw(&self, slot: UpdateSlot<'_, '_>, constants: Constants) -> CudaResult<()> {
+    pub fn adamw(&self, slot: UpdateSlot<'_, '_, '_>, constants: Constants) -> CudaResult<()> {
         let n = slot.param.len();
         let checks = [("grad", slot.grad.len(), n), ("m", slot.m.len(), n), ("v", slot.v.len(), n)];
         long_enough("adamw", &checks)?;
