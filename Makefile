@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 PARITY_VENV ?= target/parity-venv
 
 .PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda build-cuda check-gpu kernels-reference
-.PHONY: bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz openai bench-gateway
+.PHONY: asan bench-kernels test-python real-torch real-trl real real-vllm crash bench-ledger fuzz openai bench-gateway
 
 ## The read-only gate: format, lints, documentation.
 check:
@@ -104,11 +104,19 @@ kernels-reference:
 	cargo build --release -p lockstep-kernels --example sample_report
 	env -u RAYON_NUM_THREADS target/release/examples/sample_report reference 1000
 
-## One row of sample_report beside torch; TORCH_PYTHON is a Python with torch.
+## The CPU paths of the kernels under AddressSanitizer, on the stable toolchain.
+asan:
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p lockstep-kernels --target x86_64-unknown-linux-gnu \
+		--lib --test head --test truncation
+
+## sample_report, and the head with its gradients, beside torch; TORCH_PYTHON is a Python with torch. HEAD_ROWS=4096 wants
+## 14 GB and minutes.
 TORCH_PYTHON ?= $(PARITY_VENV)/bin/python
+HEAD_ROWS ?= 4096
 bench-kernels:
-	cargo build --release -p lockstep-kernels --example sample_report
+	cargo build --release -p lockstep-kernels --examples
 	env -u OMP_NUM_THREADS $(TORCH_PYTHON) kernels/benches/sample_report.py target/release/examples/sample_report 2 64
+	env -u OMP_NUM_THREADS $(TORCH_PYTHON) kernels/benches/head.py target/release/examples/head 2 $(HEAD_ROWS)
 
 ## The Python package without torch: golden vectors, client, types.
 test-python:

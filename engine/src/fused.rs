@@ -11,6 +11,8 @@ pub(crate) use norm::rms_norm;
 pub(crate) use rope::{Angles, rope};
 pub(crate) use swiglu::swiglu;
 
+pub(crate) use lockstep_kernels::vector::{axpy, dot};
+
 use candle_core::{CpuStorage, Error, Layout, Result, Storage, Tensor, bail};
 
 /// The floats of a contiguous operand.
@@ -35,26 +37,4 @@ pub(crate) fn with_floats<const N: usize, R>(
         }
     }
     f(slices)
-}
-
-/// `sum_i a_i b_i` in eight lanes, so that the compiler may vectorise it; the order is fixed.
-#[inline]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0f32; 8];
-    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
-    let tail: f32 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a.zip(b) {
-        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += a * b;
-        }
-    }
-    lanes.iter().sum::<f32>() + tail
-}
-
-/// `y += scale x`.
-#[inline]
-pub(crate) fn axpy(y: &mut [f32], scale: f32, x: &[f32]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y += scale * x;
-    }
 }

@@ -1,35 +1,28 @@
-//! The loss at the head, without autograd and without a softmax chain. Over a kept support only the logits of its ids are
-//! computed; over a whole vocabulary the logits come in chunks of rows and are gone before the next chunk. What the loss
-//! *is* stands in `lockstep_core::dlc`; this file knows how to get from hidden states to log-probs and back.
+//! The head between candle and `lockstep_kernels::head`, which is its definition: positions in the words of the core go in,
+//! log-probs and gradients come out.
 //!
-//! ```text
-//! z_v = h . W_v          log p_v = z_v / T - ln sum_u exp(z_u / T)          u, v over the domain of q
-//! dh  = sum_v g_v W_v    dW_v   += g_v h                                    g = dloss / dz
-//! ```
-//!
-//! Shapes: N rows of hidden states, H hidden, V vocabulary. Sums run in a fixed order whatever the number of threads.
+//! Shapes: N rows of hidden states, H hidden, V vocabulary.
 
 use crate::train_error::{Place, TrainError, TrainResult};
 use crate::{Error, Qwen3};
 use candle_core::{Device, Tensor};
 use lockstep_core::dlc::TokenCorrection;
-use lockstep_core::dlc::loss::{DomainRow, Scale, loss};
 use lockstep_core::dlc::weigh::WeighError;
 use lockstep_core::score::RowLogProbs;
 use lockstep_core::support::Support;
-use rayon::prelude::*;
-use rows::Kind;
+use lockstep_kernels::head as kernel;
+use ops::{Backward, LogProb};
+use rows::Rows;
 
 #[cfg(feature = "cuda")]
 mod card;
+mod ops;
 mod rows;
-mod scatter;
+
+pub(crate) use ops::loss_of;
 
 /// Bytes of logits held at a time unless the caller wants another number.
 pub const LOGITS_BYTES: usize = 64 << 20;
-
-/// Rows a parallel piece covers at least.
-const ROWS: usize = 32;
 
 /// Name of the parameter that turns hidden states into logits.
 pub(crate) fn head_name(tied: bool) -> &'static str {
@@ -64,21 +57,6 @@ impl Side {
     fn vocab(&self) -> TrainResult<usize> {
         Ok(self.head.dim(0)?)
     }
-
-    /// Logits `[C, V]` of some rows, flat.
-    fn logits(&self, hidden: &Tensor) -> TrainResult<Vec<f32>> {
-        Ok(hidden.matmul(&self.head.t()?)?.flatten_all()?.to_vec1()?)
-    }
-
-    fn chunk(&self) -> TrainResult<usize> {
-        Ok((self.logits_bytes / (4 * self.vocab()?)).max(1))
-    }
-
-    /// The hidden states of some of the asked rows, `[C, H]`.
-    fn select(&self, asked: &[Asked], chunk: &[usize]) -> TrainResult<Tensor> {
-        let rows = Tensor::from_iter(chunk.iter().map(|&index| asked[index].row as u32), &Device::Cpu)?;
-        Ok(self.hidden.index_select(&rows, 0)?)
-    }
 }
 
 /// One position that is to be scored, or trained.
@@ -110,17 +88,10 @@ pub struct Sides<'a> {
 pub struct Weighed<X> {
     /// `(w, c)`.
     pub correction: TokenCorrection,
-    /// Advantage and temperature.
-    pub scale: Scale,
+    /// A, with the position's share of the batch.
+    pub advantage: f64,
     /// What the objective wants to remember.
     pub seen: X,
-}
-
-struct Outcome<X> {
-    seen: X,
-    loss: f64,
-    /// With respect to the logits of the domain; empty where there was no choice.
-    gradient: Vec<f32>,
 }
 
 /// What a backward through the head gives.
@@ -144,29 +115,9 @@ pub fn scores(side: &Side, asked: &[Asked]) -> TrainResult<Vec<RowLogProbs>> {
     if !side.hidden.device().is_cpu() {
         return card::scores(side, asked);
     }
-    let score = |index: usize, logits: &[f32]| {
-        let asked: &Asked = &asked[index];
-        Ok(rows::row_log_probs(&asked.support, &rows::log_softmax(asked, logits)?))
-    };
-    let listed = rows::listed_logits(side, asked, |asked| asked.kind() != Kind::Whole)?;
-    let narrow = in_order(asked.len(), |index| match asked[index].kind() {
-        Kind::Whole => Ok(None),
-        _ => score(index, &listed[index]).map(Some),
-    })?;
-    let mut wide = Vec::new();
-    for chunk in rows::whole(asked).chunks(side.chunk()?) {
-        let logits = side.logits(&side.select(asked, chunk)?)?;
-        let by_row: Vec<&[f32]> = logits.chunks_exact(side.vocab()?).collect();
-        wide.extend(in_order(chunk.len(), |at| score(chunk[at], by_row[at]))?);
-    }
-    let mut wide = wide.into_iter();
-    Ok(narrow.into_iter().filter_map(|row| row.or_else(|| wide.next())).collect())
-}
-
-/// `f(0), f(1), ..` in parallel; the error is the first one.
-fn in_order<R: Send>(n: usize, f: impl Fn(usize) -> TrainResult<R> + Sync) -> TrainResult<Vec<R>> {
-    let all: Vec<TrainResult<R>> = (0..n).into_par_iter().with_min_len(ROWS).map(&f).collect();
-    all.into_iter().collect()
+    let rows = Rows::new(asked, false);
+    let found = LogProb::new(side, &rows.kernel()).run(side).map_err(rows::refusal(asked))?;
+    Ok(asked.iter().zip(found).map(|(asked, scores)| rows::row_log_probs(&asked.support, scores.now)).collect())
 }
 
 /// Sum of the losses of all asked positions; adds the head's gradient to `head_gradient`, `[V, H]` flat. The objective sees
@@ -181,30 +132,17 @@ pub fn backward<X: Send>(
     head_gradient: &mut [f32],
 ) -> TrainResult<HeadLoss<X>> {
     rows::check(asked, sides.now.vocab()?)?;
-    let row = |index: usize, now: &[f32], sampler: Option<&[f32]>| {
-        row_loss(&asked[index], now, sampler, |log_theta| objective(index, log_theta))
+    let weigh = |index: usize, log_theta: kernel::LogProbs| -> Result<kernel::Weighed<X>, Refusal> {
+        let Asked { support, place, sampler, .. } = &asked[index];
+        let Weighed { correction, advantage, seen } = objective(index, rows::row_log_probs(support, log_theta))?;
+        if correction.tail.is_some() && sampler.is_none() {
+            let source = WeighError::NoRest(support.log_rest().unwrap_or(f64::NEG_INFINITY));
+            return Err(TrainError::Weigh { place: *place, source }.into());
+        }
+        Ok(kernel::Weighed { correction: rows::correction(correction, advantage), seen })
     };
-    let mut sums = scatter::Sums::new(&sides.now.hidden, head_gradient)?;
-    let listed = rows::listed_logits(sides.now, asked, |asked| asked.kind() != Kind::Whole)?;
-    let sampled = rows::sampler_logits(sides.sampler, asked)?;
-    let narrow = in_order(asked.len(), |index| match asked[index].kind() {
-        Kind::Whole => Ok(None),
-        _ => row(index, &listed[index], asked[index].sampler.map(|_| &*sampled[index])).map(Some),
-    })?;
-    sums.listed(sides.now, asked, &narrow)?;
-    let mut wide = Vec::new();
-    for chunk in rows::whole(asked).chunks(sides.now.chunk()?) {
-        let hidden = sides.now.select(asked, chunk)?;
-        let logits = WholeLogits::new(sides, asked, (chunk, &hidden))?;
-        let outcomes =
-            in_order(chunk.len(), |at| row(chunk[at], logits.now(at), logits.sampler(asked, chunk[at], at)))?;
-        sums.whole(&sides.now.head, asked, (chunk, &hidden, &outcomes))?;
-        wide.extend(outcomes.into_iter().map(|outcome| (outcome.seen, outcome.loss)));
-    }
-    let mut wide = wide.into_iter();
-    let narrow = narrow.into_iter().map(|row| row.map(|outcome| (outcome.seen, outcome.loss)));
-    let (seen, losses): (Vec<X>, Vec<f64>) = narrow.filter_map(|row| row.or_else(|| wide.next())).unzip();
-    Ok(HeadLoss { loss: losses.iter().sum(), seen, hidden: sums.hidden()? })
+    let rows = Rows::new(asked, true);
+    Backward::new(sides, &rows.kernel(), weigh, head_gradient).run(sides.now).map_err(rows::refusal(asked))
 }
 
 /// The same on a card, where the head's gradient `[V, H]` is a tensor that is given.
@@ -221,70 +159,42 @@ pub(crate) fn backward_on_card<X>(
     card::backward(sides, asked, objective)
 }
 
-/// Gradient of one position's loss with respect to the logits of its domain.
+/// Gradient of one position's loss with respect to the logits of its domain, at advantage 1.
 ///
 /// # Errors
 /// As [`backward`].
 pub fn gradient(side: &Side, asked: &Asked, correction: TokenCorrection) -> TrainResult<Vec<f64>> {
     let one = std::slice::from_ref(asked);
     rows::check(one, side.vocab()?)?;
+    let rows = Rows::new(one, false);
     // One position is no work for a card.
-    let side = &side.on_cpu()?;
-    let logits = rows::listed_logits(side, one, |_| true)?;
-    let log_theta = rows::log_softmax(asked, &logits[0])?;
-    let (known, sampled) = asked.places();
-    let row = DomainRow { log_theta: &log_theta, log_s: &[], known: &known, sampled };
-    let mut gradient = vec![0.0; log_theta.len()];
-    loss(&row, &correction, Scale { advantage: 1.0, temperature: asked.temperature }, &mut gradient);
-    Ok(gradient)
+    let found = ops::logits_gradient(&side.on_cpu()?, &rows.kernel()[0], &rows::correction(correction, 1.0));
+    found.map_err(rows::refusal(one))
 }
 
-fn row_loss<X>(
-    asked: &Asked,
-    now: &[f32],
-    sampler: Option<&[f32]>,
-    objective: impl FnOnce(RowLogProbs) -> TrainResult<Weighed<X>>,
-) -> TrainResult<Outcome<X>> {
-    let log_theta = rows::log_softmax(asked, now)?;
-    let log_s = sampler.map(|logits| rows::log_softmax(asked, logits)).transpose()?.unwrap_or_default();
-    let Weighed { correction, scale, seen } = objective(rows::row_log_probs(&asked.support, &log_theta))?;
-    if asked.kind() == Kind::Only {
-        return Ok(Outcome { seen, loss: 0.0, gradient: Vec::new() });
-    }
-    if correction.tail.is_some() && log_s.is_empty() {
-        let source = WeighError::NoRest(asked.support.log_rest().unwrap_or(f64::NEG_INFINITY));
-        return Err(TrainError::Weigh { place: asked.place, source });
-    }
-    let (known, sampled) = asked.places();
-    let row = DomainRow { log_theta: &log_theta, log_s: &log_s, known: &known, sampled };
-    let mut gradient = vec![0.0; log_theta.len()];
-    let loss = loss(&row, &correction, scale, &mut gradient);
-    Ok(Outcome { seen, loss, gradient: gradient.into_iter().map(|g| g as f32).collect() })
+/// What stops a pass through the head.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The kernel, at one of its rows.
+    Row(kernel::RowError),
+    /// The objective, or the tensors.
+    Train(TrainError),
 }
 
-/// Logits `[C, V]` of one chunk, under the weights now and under those of every sampler's side that the chunk needs.
-struct WholeLogits {
-    vocab: usize,
-    now: Vec<f32>,
-    sampler: Vec<Vec<f32>>,
+impl From<kernel::RowError> for Refusal {
+    fn from(error: kernel::RowError) -> Self {
+        Self::Row(error)
+    }
 }
 
-impl WholeLogits {
-    fn new(sides: Sides<'_>, asked: &[Asked], (chunk, hidden): (&[usize], &Tensor)) -> TrainResult<Self> {
-        let older = sides.sampler.iter().enumerate().map(|(at, side)| {
-            let needed = chunk.iter().any(|&index| asked[index].sampler == Some(at));
-            if needed { side.logits(&side.select(asked, chunk)?) } else { Ok(Vec::new()) }
-        });
-        let sampler = older.collect::<TrainResult<_>>()?;
-        Ok(Self { vocab: sides.now.vocab()?, now: sides.now.logits(hidden)?, sampler })
+impl From<TrainError> for Refusal {
+    fn from(error: TrainError) -> Self {
+        Self::Train(error)
     }
+}
 
-    fn now(&self, at: usize) -> &[f32] {
-        &self.now[at * self.vocab..(at + 1) * self.vocab]
-    }
-
-    fn sampler(&self, asked: &[Asked], index: usize, at: usize) -> Option<&[f32]> {
-        let logits = self.sampler.get(asked[index].sampler?)?;
-        logits.get(at * self.vocab..(at + 1) * self.vocab)
+impl From<candle_core::Error> for Refusal {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Train(error.into())
     }
 }

@@ -7,7 +7,6 @@ use crate::train_error::{Place, TrainError, TrainResult};
 use crate::trainer::{TOKENS_PER_PASS, Tokens, backward, cut};
 use crate::{Optimiser, Qwen3};
 use lockstep_core::dlc::TokenCorrection;
-use lockstep_core::dlc::loss::Scale;
 use lockstep_core::score::RowLogProbs;
 use lockstep_core::support::{Domain, Reported, Sampled, Support};
 use lockstep_core::token::TokenId;
@@ -32,9 +31,9 @@ pub fn supervised_step(model: &Qwen3, optimiser: &mut Optimiser, examples: &[Exa
     if tokens == 0 {
         return Err(TrainError::Empty);
     }
-    let scale = Scale { advantage: 1.0 / tokens as f64, temperature: 1.0 };
+    let advantage = 1.0 / tokens as f64;
     let objective = |_, _: RowLogProbs| {
-        Ok(Weighed { correction: TokenCorrection { w: 1.0, c: Vec::new(), tail: None }, scale, seen: () })
+        Ok(Weighed { correction: TokenCorrection { w: 1.0, c: Vec::new(), tail: None }, advantage, seen: () })
     };
     let mut gradients = Gradients::zeros(model.weights());
     let mut mean = 0.0;

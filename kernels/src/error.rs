@@ -76,4 +76,67 @@ pub enum Error {
         /// The length of the parameter slice.
         want: usize,
     },
+    /// A length that is no multiple of a width.
+    #[error("{name}: {len}, wanted a multiple of {width}")]
+    Width {
+        /// The slice at fault.
+        name: &'static str,
+        /// Its length.
+        len: usize,
+        /// Entries a row.
+        width: usize,
+    },
+    /// Two numbers that must agree do not.
+    #[error("{name}: {got}, wanted {want}")]
+    Size {
+        /// What is counted.
+        name: &'static str,
+        /// The number found.
+        got: usize,
+        /// The number it must be.
+        want: usize,
+    },
+    /// A row of the hidden states that is not there.
+    #[error("row {at} of {rows} rows of hidden states")]
+    NoHidden {
+        /// The row asked for.
+        at: usize,
+        /// How many there are.
+        rows: usize,
+    },
+    /// A set of older weights that is not there.
+    #[error("older side {at} of {sides}")]
+    NoSide {
+        /// The side asked for.
+        at: usize,
+        /// How many there are.
+        sides: usize,
+    },
+    /// A tail that needs p_s, at a position without older weights.
+    #[error("a tail on p_s at a position without older weights")]
+    NoOlder,
+    /// A drawn token outside the listed domain it was drawn from.
+    #[error("drawn token {id} is not among the {listed} listed ids")]
+    NotListed {
+        /// The drawn token.
+        id: u32,
+        /// Number of listed ids.
+        listed: usize,
+    },
+    /// A weight outside what a format holds.
+    #[error("weight {at} is {value}, which Q8_0 cannot hold")]
+    Weight {
+        /// Its place.
+        at: usize,
+        /// Its value.
+        value: f32,
+    },
+    /// A log ratio that is not finite.
+    #[error("log ratio {at} is {value}")]
+    Ratio {
+        /// Its place.
+        at: usize,
+        /// Its value.
+        value: f64,
+    },
 }

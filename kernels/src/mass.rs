@@ -48,11 +48,17 @@ const TAYLOR: [f64; 14] = [
     1.0,
 ];
 
-/// `2^44 exp(gap)` for `gap` in `[-40, 0]`: within 2 units in the last place.
+/// `2^44 exp(gap)` for `gap` in `[-40, 0]`.
+#[inline(always)]
+fn scaled_exp(gap: f64) -> f64 {
+    exp_times_power(gap, MASS_BITS)
+}
+
+/// `2^bits exp(gap)` for `gap` in `[-700, 1]`: within 2 units in the last place.
 ///
 /// `exp(gap) = 2^n exp(r)`, `n = round(gap / ln 2)`, `r = gap - n ln 2`; `exp(r)` by its series to `r^13`.
 #[inline(always)]
-fn scaled_exp(gap: f64) -> f64 {
+pub(crate) fn exp_times_power(gap: f64, bits: u32) -> f64 {
     let shifted = gap.mul_add(std::f64::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, gap));
@@ -60,7 +66,7 @@ fn scaled_exp(gap: f64) -> f64 {
     for term in &TAYLOR[1..] {
         series = series.mul_add(r, *term);
     }
-    let exponent = (shifted.to_bits().wrapping_add(u64::from(MASS_BITS))) << 52;
+    let exponent = (shifted.to_bits().wrapping_add(u64::from(bits))) << 52;
     f64::from_bits(series.to_bits().wrapping_add(exponent))
 }
 
@@ -69,28 +75,6 @@ fn scaled_exp(gap: f64) -> f64 {
 pub fn mass(gap: f64) -> u64 {
     let scaled = scaled_exp(gap.max(FLOOR));
     (scaled + INTEGER).to_bits() - INTEGER.to_bits()
-}
-
-/// Runs a loop compiled twice: with AVX2 and FMA where the processor has them, and plainly. The bits are the same.
-macro_rules! vectorised {
-    ($(#[$doc:meta])* $name:ident, $plain:ident, $wide:ident, ($($arg:ident: $of:ty),*) -> $out:ty) => {
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma")]
-        fn $wide<T: Logit>($($arg: $of),*) -> $out {
-            $plain($($arg),*)
-        }
-
-        $(#[$doc])*
-        pub fn $name<T: Logit>($($arg: $of),*) -> $out {
-            #[cfg(target_arch = "x86_64")]
-            if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-                #[expect(unsafe_code, reason = "a loop for processors with AVX2 and FMA")]
-                // SAFETY: both features were found on this processor in the line above.
-                return unsafe { $wide($($arg),*) };
-            }
-            $plain($($arg),*)
-        }
-    };
 }
 
 #[inline(always)]
@@ -114,12 +98,12 @@ fn plain_masses<T: Logit>(row: &[T], max: f64, inv_t: f64) -> Vec<u64> {
 
 vectorised! {
     /// Mass of a whole row.
-    total, plain_total, wide_total, (row: &[T], max: f64, inv_t: f64) -> u64
+    pub fn total = plain_total, wide_total<T: Logit>(row: &[T], max: f64, inv_t: f64) -> u64
 }
 
 vectorised! {
     /// Mass of every entry of a row.
-    masses, plain_masses, wide_masses, (row: &[T], max: f64, inv_t: f64) -> Vec<u64>
+    pub fn masses = plain_masses, wide_masses<T: Logit>(row: &[T], max: f64, inv_t: f64) -> Vec<u64>
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Log-probabilities of one row of logits: f32 in, f64 sums. A sequential f32 sum over a vocabulary of 151,936 is off by
 //! more than a millionth; the ratios built on these numbers are not.
 
+use crate::softmax::{Part, largest};
 use crate::{Error, Result};
 
 /// Over which set a log-probability is normalised.
@@ -12,39 +13,16 @@ pub enum Over {
     Listed,
 }
 
-/// The largest entry; refuses an empty row, NaN, positive infinity, and a row without a finite entry.
-fn largest(row: impl ExactSizeIterator<Item = f32>) -> Result<f64> {
-    let len = row.len();
-    let mut max = f32::NEG_INFINITY;
-    for (id, x) in row.enumerate() {
-        if x.is_nan() || x == f32::INFINITY {
-            return Err(Error::BadLogit { id, value: x.into() });
-        }
-        max = max.max(x);
-    }
-    match max {
-        _ if len == 0 => Err(Error::EmptyRow),
-        f32::NEG_INFINITY => Err(Error::NoFiniteLogit { len }),
-        max => Ok(max.into()),
-    }
-}
-
-fn lse(row: impl ExactSizeIterator<Item = f32> + Clone, inv_temperature: f64) -> Result<f64> {
-    let max = largest(row.clone())?;
-    let sum: f64 = row.map(|x| ((f64::from(x) - max) * inv_temperature).exp()).sum();
-    Ok(max * inv_temperature + sum.ln())
-}
-
 /// `ln sum_v exp(x_v / T)`, with `inv_temperature = 1 / T`.
 pub fn log_sum_exp(row: &[f32], inv_temperature: f64) -> Result<f64> {
-    lse(row.iter().copied(), inv_temperature)
+    largest(row)?;
+    Ok(Part::of(row, inv_temperature).log_sum)
 }
 
 /// `-sum_v p_v ln p_v` in nats, with `p_v = exp(x_v / T) / sum_u exp(x_u / T)`.
 pub fn entropy(row: &[f32], inv_temperature: f64) -> Result<f64> {
-    let total = log_sum_exp(row, inv_temperature)?;
-    let finite = row.iter().map(|x| f64::from(*x) * inv_temperature - total).filter(|log_p| log_p.is_finite());
-    Ok(finite.map(|log_p| -log_p * log_p.exp()).sum())
+    largest(row)?;
+    Ok(Part::of(row, inv_temperature).entropy())
 }
 
 /// `x_a / T - ln sum_v exp(x_v / T)` for every listed `a`; the sum runs over `over`. The ids are distinct.
@@ -52,12 +30,9 @@ pub fn log_probs(row: &[f32], ids: &[u32], inv_temperature: f64, over: Over) -> 
     if let Some(place) = ids.iter().position(|id| *id as usize >= row.len()) {
         return Err(Error::OutsideRow { id: ids[place], place, len: row.len() });
     }
-    let listed = ids.iter().map(|id| row[*id as usize]);
-    let total = match over {
-        Over::Vocabulary => log_sum_exp(row, inv_temperature)?,
-        Over::Listed => lse(listed.clone(), inv_temperature)?,
-    };
-    Ok(listed.map(|x| f64::from(x) * inv_temperature - total).collect())
+    let listed: Vec<f32> = ids.iter().map(|id| row[*id as usize]).collect();
+    let total = log_sum_exp(if over == Over::Vocabulary { row } else { &listed }, inv_temperature)?;
+    Ok(listed.into_iter().map(|x| f64::from(x) * inv_temperature - total).collect())
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ impl<'a> Flat<'a> {
     fn weigh<X>(&mut self, at: usize, asked: &Row<'_>, weighed: &Weighed<X>, c: &mut Vec<f64>) -> TrainResult<()> {
         let row = &mut self.rows[at];
         let correction = &weighed.correction;
-        (row.w, row.factor) = (correction.w, -weighed.scale.advantage * row.inv_t);
+        (row.w, row.factor) = (correction.w, -weighed.advantage * row.inv_t);
         if let Some(tail) = &correction.tail {
             if asked.older.is_none() {
                 let source = WeighError::NoRest(asked.asked.support.log_rest().unwrap_or(f64::NEG_INFINITY));

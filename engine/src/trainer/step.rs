@@ -8,7 +8,6 @@ use crate::head::{self, Side, Sides, Weighed, head_name};
 use crate::optimiser::Gradients;
 use crate::train_error::{TrainError, TrainResult};
 use candle_core::Tensor;
-use lockstep_core::dlc::loss::Scale;
 use lockstep_core::dlc::statistics::{RatioShape, Statistics, TermReport};
 use lockstep_core::dlc::weigh::Position;
 use lockstep_core::dlc::{Discrepancy, EssReport, LagRatio, Rule, weigh};
@@ -275,8 +274,7 @@ impl<'a> Step<'a> {
             }
         };
         let (lag, numeric) = position.decompose().map_err(TrainError::ratio(asked.place))?;
-        let scale = Scale { advantage: advantage * share, temperature: asked.temperature };
-        Ok(Weighed { correction, scale, seen: Seen { log_theta, lag, numeric } })
+        Ok(Weighed { correction, advantage: advantage * share, seen: Seen { log_theta, lag, numeric } })
     }
 
     /// ESS of the answers drawn at one version, by version; an answer of several versions is in none.
@@ -354,8 +352,7 @@ fn on_card<X>(
     Err(crate::Error::Missing { name: name.into(), shape: Vec::new() }.into())
 }
 
-/// Adds the gradient of the summed losses: the head's own by [`head::backward`], everything below it by candle from
-/// `(hidden * sg(dloss/dhidden)).sum()`.
+/// Adds the gradient of the summed losses: the head's own by [`head::backward`], everything below it by candle.
 pub(crate) fn backward<X: Send + Sync>(
     model: &Qwen3,
     logits_bytes: usize,
@@ -372,7 +369,7 @@ pub(crate) fn backward<X: Send + Sync>(
         None => on_card((sides, tokens.asked), objective, (&mut *gradients, name))?,
     };
     if let Some(of_hidden) = &head.hidden {
-        let below = (&hidden * of_hidden)?.sum_all()?.backward()?;
+        let below = head::loss_of(&hidden, head.loss, of_hidden)?.backward()?;
         gradients.add(model.weights(), &below, if model.config().tied { "" } else { name })?;
     }
     Ok((head.loss, head.seen))

@@ -1,4 +1,4 @@
-//! Worked values for every correction, in f64.
+//! Worked values for every correction, in f64; every loss with its gradient goes through the head's kernel in f32 as well.
 //!
 //! Reads `tests/testdata/golden`, or the directory `LOCKSTEP_GOLDEN` names: any vectors of the same form will do. A file is
 //! recognised by the number its name begins with. The tolerance is the file's own.
@@ -7,6 +7,7 @@ mod aggregates;
 mod centring;
 mod compare;
 mod corrections;
+mod kernel;
 mod problem;
 mod scalars;
 mod surrogates;
@@ -100,7 +101,10 @@ fn every_vector_holds() {
         match CHECKERS.iter().find(|(known, _)| *known == number(&name)) {
             Some((_, check)) => {
                 let golden = Golden::load(path);
+                let before = kernel::rows();
                 check(&golden);
+                let gradient = golden.expected.as_object().unwrap().keys().any(|key| key.starts_with("grad_logits"));
+                assert!(!gradient || kernel::rows() > before, "{name}: no loss went through the kernel");
                 let unseen: Vec<&String> =
                     golden.unseen().into_iter().filter(|key| !NESTED.contains(&&***key)).collect();
                 assert!(unseen.is_empty() || !committed, "{name}: nothing was compared with {unseen:?}");
@@ -114,6 +118,16 @@ fn every_vector_holds() {
     if committed {
         assert_eq!(checked, CHECKERS.len(), "a covered vector is missing");
     }
+}
+
+#[test]
+#[should_panic(expected = "dh")]
+fn another_weight_has_another_gradient_in_the_kernel() {
+    let golden = Golden::load(&directory().join("38_dlc_a_full.json"));
+    let row = &problem::rows(&golden)[0];
+    let weighed = |w| lockstep_core::dlc::TokenCorrection { w, c: vec![0.0; row.known.len()], tail: None };
+    let right = row.apply(weighed(1.0));
+    kernel::check(row, &weighed(1.0 + 1e-4), (right.loss * (1.0 + 1e-4), &right.gradient));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A problem of five or so tokens as the vectors state it, in the words of the core.
 
-use super::compare::Golden;
+use super::{compare::Golden, kernel};
 use lockstep_core::{
     Support, TokenId,
     dlc::{
@@ -151,6 +151,7 @@ impl Row {
         let row = DomainRow { log_theta, log_s, known, sampled: *sampled };
         let mut over_domain = vec![0.0; self.domain.len()];
         let value = loss(&row, &correction, self.scale, &mut over_domain);
+        kernel::check(self, &correction, (value, &over_domain));
         Corrected {
             weight: correction.w,
             centring: self.spread(&dense_centring(&row, &correction)),
