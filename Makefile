@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 PARITY_VENV ?= target/parity-venv
 
-.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda kernels-reference
+.PHONY: check fix test browser bench parity proto demo-seeds false-alarms deny check-cuda build-cuda check-gpu kernels-reference
 .PHONY: asan bench-kernels test-python real-torch real-trl real real-texts real-vllm crash bench-ledger fuzz openai bench-gateway bench-gateway-memory
 
 ## The read-only gate: format, lints, documentation.
@@ -25,6 +25,8 @@ test:
 	sh tests/setup.sh
 	cargo build --workspace
 	cargo test --workspace
+	$(MAKE) check-cuda
+	sh kernels/starts_anywhere.sh target/debug/lockstep
 	$(MAKE) test-python
 	$(MAKE) browser
 
@@ -90,9 +92,20 @@ real-vllm:
 deny:
 	cargo deny check
 
-## Every CUDA kernel through nvcc (from PyPI, about 400 MB); needs no GPU.
+## Every CUDA kernel through nvcc, ptxas and nvdisasm (from PyPI, about 450 MB); needs no GPU.
 check-cuda:
 	sh kernels/cuda/check.sh
+
+## The second build, with the pair on a card, into target/cuda-build; needs no GPU and no toolkit. See kernels/README.md.
+build-cuda:
+	sh kernels/cuda/build.sh
+	sh kernels/starts_anywhere.sh target/cuda-build/release/lockstep
+
+## On a machine with an NVIDIA card: parity of every kernel, its time beside its floor, gpu.json. Without Rust there, copy
+## kernels/check_gpu.sh and the program it is given.
+check-gpu:
+	sh kernels/cuda/build.sh build --release -p lockstep-kernels --features cuda --example check_gpu
+	sh kernels/check_gpu.sh target/cuda-build/release/examples/check_gpu
 
 ## Supports and log-probs against a full sort in f64, at full vocabulary.
 kernels-reference:

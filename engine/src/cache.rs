@@ -1,5 +1,11 @@
 //! The keys and values of a ragged batch. Every row has its own length and its own memory, so there is no padding to mask
-//! and a finished row gives its memory back.
+//! and a finished row gives its memory back. On a card all rows share two tensors a layer (`padded`).
+
+use candle_core::{DType, Device};
+
+mod padded;
+
+pub(crate) use padded::{Append, Padded, STEP};
 
 /// Keys and values of one sequence, a flat `[len, kv_heads * head_dim]` for every layer.
 #[derive(Debug, Clone)]
@@ -14,13 +20,31 @@ struct Row {
 pub struct Cache {
     layers: usize,
     rows: Vec<Row>,
+    /// Where they are held on a card, and the rows know their lengths alone.
+    padded: Option<Padded>,
 }
 
 impl Cache {
     /// `rows` empty sequences for a model of `layers` layers.
     pub fn new(layers: usize, rows: usize) -> Self {
         let row = Row { len: 0, keys: vec![Vec::new(); layers], values: vec![Vec::new(); layers] };
-        Self { layers, rows: vec![row; rows] }
+        Self { layers, rows: vec![row; rows], padded: None }
+    }
+
+    /// The same for candle's own operations, keys and values of `shape` `(kv_heads, D)` in `dtype` on `device`.
+    pub(crate) fn padded(layers: usize, rows: usize, shape: (usize, usize), at: (DType, Device)) -> Self {
+        Self { padded: Some(Padded::new(layers, shape, at)), ..Self::new(layers, rows) }
+    }
+
+    /// Room for `new[row]` tokens a row; `None` where the rows hold their own memory.
+    pub(crate) fn prepare(&mut self, new: &[usize]) -> candle_core::Result<Option<Append>> {
+        let lens: Vec<usize> = self.rows.iter().map(|row| row.len).collect();
+        self.padded.as_mut().map(|padded| padded.prepare(&lens, new)).transpose()
+    }
+
+    /// The tensors of a card.
+    pub(crate) fn on_card(&mut self) -> Option<&mut Padded> {
+        self.padded.as_mut()
     }
 
     /// How many sequences are in the batch.
@@ -45,8 +69,12 @@ impl Cache {
 
     /// Keeps the rows for which `keep(row)` holds, in order; the others give back their memory.
     pub fn keep(&mut self, mut keep: impl FnMut(usize) -> bool) {
-        let mut row = 0..;
-        self.rows.retain(|_| row.next().is_some_and(&mut keep));
+        let stays: Vec<bool> = (0..self.rows.len()).map(&mut keep).collect();
+        if let Some(padded) = &mut self.padded {
+            padded.keep(stays.len(), (0..stays.len()).filter(|row| stays[*row]));
+        }
+        let mut stays = stays.into_iter();
+        self.rows.retain(|_| stays.next().unwrap_or_default());
     }
 
     /// Appends the keys and values of `new[row]` tokens to every row of `layer`; `width` floats a token.

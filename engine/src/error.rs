@@ -127,6 +127,9 @@ pub enum Error {
         /// What the kernel said.
         source: lockstep_kernels::Error,
     },
+    /// A device that cannot be used.
+    #[error("{0}")]
+    Device(String),
     /// The tensor library failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -11,6 +11,9 @@ use lockstep_kernels::{Chain, Filter, head, truncate};
 use rayon::prelude::*;
 use std::ops::ControlFlow;
 
+#[cfg(feature = "cuda")]
+mod card;
+
 /// The order in which this engine applies its filters; vLLM's.
 pub const ORDER: [&str; 4] = ["temperature", "min_p", "top_k", "top_p"];
 
@@ -164,10 +167,19 @@ fn chain(request: usize, filters: &Filters) -> Result<Chain> {
     Chain::new(order).map_err(|source| Error::Kernel { request, source })
 }
 
-/// Runs the tokens the cache does not hold yet; one row of logits `[V]` for each request.
-fn forward(model: &Qwen3, new: &[&[u32]], cache: &mut Cache) -> Result<Vec<Vec<f32>>> {
-    let logits: Tensor = model.logits(&model.hidden_cached(new, cache)?)?;
-    Ok(logits.to_vec2()?)
+/// Runs the tokens the cache does not hold yet; one row of logits for each request, `[rows, V]`.
+fn forward(model: &Qwen3, new: &[&[u32]], cache: &mut Cache) -> Result<Tensor> {
+    model.logits(&model.hidden_cached(new, cache)?)
+}
+
+/// One token for each row of `logits [rows, V]`.
+fn draw_all(live: &[Live<'_>], logits: &Tensor, listed: usize) -> Result<Vec<Drawn>> {
+    #[cfg(feature = "cuda")]
+    if !logits.device().is_cpu() {
+        return card::draw_all(live, logits, listed);
+    }
+    let logits: Vec<Vec<f32>> = logits.to_vec2()?;
+    live.par_iter().zip(&logits).map(|(row, logits)| row.draw(logits, listed)).collect()
 }
 
 /// Samples every request to its end. `on_token(request, drawn)` sees each token as it is drawn, requests in order within a
@@ -184,12 +196,11 @@ pub fn generate(
     let live = requests.iter().enumerate().map(|(index, request)| Live::new(index, request, model));
     let mut live = live.collect::<Result<Vec<_>>>()?;
     live.retain(|row| row.finish().inspect(|finish| finishes[row.index] = *finish).is_none());
-    let mut cache = Cache::new(model.config().layers, live.len());
+    let mut cache = model.cache(live.len());
     while !live.is_empty() {
         let new: Vec<&[u32]> = live.iter().map(Live::fresh).collect();
         let logits = forward(model, &new, &mut cache)?;
-        let drawn = live.par_iter().zip(&logits).map(|(row, logits)| row.draw(logits, listed));
-        let drawn: Vec<Drawn> = drawn.collect::<Result<_>>()?;
+        let drawn = draw_all(&live, &logits, listed)?;
         let mut goes_on = Vec::with_capacity(live.len());
         for (row, drawn) in live.iter_mut().zip(drawn) {
             row.push(drawn.token);
@@ -212,10 +223,10 @@ pub fn greedy(model: &Qwen3, prompts: &[Vec<u32>], max_new: usize, stop: &[u32])
     let mut answers = vec![Vec::new(); prompts.len()];
     let mut live: Vec<usize> = (0..prompts.len()).filter(|_| max_new > 0).collect();
     let mut new = prompts.to_vec();
-    let mut cache = Cache::new(model.config().layers, live.len());
+    let mut cache = model.cache(live.len());
     while !live.is_empty() {
         let rows: Vec<&[u32]> = live.iter().map(|row| new[*row].as_slice()).collect();
-        let logits = forward(model, &rows, &mut cache)?;
+        let logits: Vec<Vec<f32>> = forward(model, &rows, &mut cache)?.to_vec2()?;
         let mut goes_on = Vec::with_capacity(live.len());
         for (request, logits) in live.iter().zip(&logits) {
             let (token, log_p) = largest(logits).map_err(|source| Error::Kernel { request: *request, source })?;

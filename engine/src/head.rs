@@ -5,7 +5,7 @@
 
 use crate::train_error::{Place, TrainError, TrainResult};
 use crate::{Error, Qwen3};
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use lockstep_core::dlc::TokenCorrection;
 use lockstep_core::dlc::weigh::WeighError;
 use lockstep_core::score::RowLogProbs;
@@ -14,6 +14,8 @@ use lockstep_kernels::head as kernel;
 use ops::{Backward, LogProb};
 use rows::Rows;
 
+#[cfg(feature = "cuda")]
+mod card;
 mod ops;
 mod rows;
 
@@ -45,6 +47,11 @@ impl Side {
         let missing = || Error::Missing { name: name.into(), shape: vec![model.config().vocab, model.config().hidden] };
         let head = model.weights().get(name).ok_or_else(missing)?.as_detached_tensor();
         Ok(Self { hidden: hidden.detach().contiguous()?, head, logits_bytes })
+    }
+
+    fn on_cpu(&self) -> TrainResult<Self> {
+        let [hidden, head] = [&self.hidden, &self.head].map(|tensor| tensor.to_device(&Device::Cpu));
+        Ok(Self { hidden: hidden?, head: head?, logits_bytes: self.logits_bytes })
     }
 
     fn vocab(&self) -> TrainResult<usize> {
@@ -104,6 +111,10 @@ pub struct HeadLoss<X> {
 /// Ids outside the head, another vocabulary, logits that cannot be normalised; each with its place.
 pub fn scores(side: &Side, asked: &[Asked]) -> TrainResult<Vec<RowLogProbs>> {
     rows::check(asked, side.vocab()?)?;
+    #[cfg(feature = "cuda")]
+    if !side.hidden.device().is_cpu() {
+        return card::scores(side, asked);
+    }
     let rows = Rows::new(asked, false);
     let found = LogProb::new(side, &rows.kernel()).run(side).map_err(rows::refusal(asked))?;
     Ok(asked.iter().zip(found).map(|(asked, scores)| rows::row_log_probs(&asked.support, scores.now)).collect())
@@ -134,6 +145,20 @@ pub fn backward<X: Send>(
     Backward::new(sides, &rows.kernel(), weigh, head_gradient).run(sides.now).map_err(rows::refusal(asked))
 }
 
+/// The same on a card, where the head's gradient `[V, H]` is a tensor that is given.
+///
+/// # Errors
+/// As [`backward`].
+#[cfg(feature = "cuda")]
+pub(crate) fn backward_on_card<X>(
+    sides: Sides<'_>,
+    asked: &[Asked],
+    objective: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
+) -> TrainResult<(HeadLoss<X>, Tensor)> {
+    rows::check(asked, sides.now.vocab()?)?;
+    card::backward(sides, asked, objective)
+}
+
 /// Gradient of one position's loss with respect to the logits of its domain, at advantage 1.
 ///
 /// # Errors
@@ -142,7 +167,8 @@ pub fn gradient(side: &Side, asked: &Asked, correction: TokenCorrection) -> Trai
     let one = std::slice::from_ref(asked);
     rows::check(one, side.vocab()?)?;
     let rows = Rows::new(one, false);
-    let found = ops::logits_gradient(side, &rows.kernel()[0], &rows::correction(correction, 1.0));
+    // One position is no work for a card.
+    let found = ops::logits_gradient(&side.on_cpu()?, &rows.kernel()[0], &rows::correction(correction, 1.0));
     found.map_err(rows::refusal(one))
 }
 

@@ -5,7 +5,7 @@
 
 use crate::fused::attention::{self, Heads};
 use crate::fused::{Angles, rms_norm, rope, swiglu};
-use crate::{Cache, Config, Error, Result, Weights};
+use crate::{Cache, Config, Error, Result, Weights, plain};
 use candle_core::{DType, Device, Tensor};
 use std::path::Path;
 use std::sync::Arc;
@@ -69,18 +69,42 @@ impl Net {
     }
 }
 
-/// What turns queries and keys to the positions of a batch.
+/// What turns queries and keys to the positions of a batch, and how everything is computed.
 struct Turn<'a> {
     config: &'a Config,
     angles: &'a Arc<Angles>,
     positions: &'a Arc<[u32]>,
+    plain: Option<Plain>,
+}
+
+/// Candle's own operations, with activations in `dtype`.
+struct Plain {
+    dtype: DType,
+    cos: Tensor,
+    sin: Tensor,
 }
 
 impl Turn<'_> {
     /// `rope(norm(x W^T))`, head by head.
     fn project(&self, x: &Tensor, proj: &Tensor, norm: &Tensor) -> Result<Tensor> {
-        let normed = rms_norm(&linear(x, proj)?, norm, self.config.rms_eps)?;
-        Ok(rope(&normed, self.angles, self.positions)?)
+        let x = linear(x, proj)?;
+        match &self.plain {
+            None => Ok(rope(&rms_norm(&x, norm, self.config.rms_eps)?, self.angles, self.positions)?),
+            Some(Plain { dtype, cos, sin }) => {
+                Ok(plain::rope(&plain::rms_norm(&x, norm, self.config.rms_eps)?, cos, sin)?.to_dtype(*dtype)?)
+            }
+        }
+    }
+
+    fn norm(&self, x: &Tensor, w: &Tensor) -> Result<Tensor> {
+        match &self.plain {
+            None => Ok(rms_norm(x, w, self.config.rms_eps)?),
+            Some(Plain { dtype, .. }) => Ok(plain::rms_norm(x, w, self.config.rms_eps)?.to_dtype(*dtype)?),
+        }
+    }
+
+    fn gate(&self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+        Ok(if self.plain.is_some() { plain::swiglu(gate, up)? } else { swiglu(gate, up)? })
     }
 }
 
@@ -95,14 +119,13 @@ impl Layer {
         turn: &Turn<'_>,
         attend: impl FnOnce([&Tensor; 3]) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let eps = turn.config.rms_eps;
-        let a = rms_norm(&x, &self.input_norm, eps)?;
+        let a = turn.norm(&x, &self.input_norm)?;
         let q = turn.project(&a, &self.q_proj, &self.q_norm)?;
         let k = turn.project(&a, &self.k_proj, &self.k_norm)?;
         let mixed = attend([&q, &k, &linear(&a, &self.v_proj)?])?;
         let x = (x + linear(&mixed, &self.o_proj)?)?;
-        let b = rms_norm(&x, &self.post_norm, eps)?;
-        let gated = swiglu(&linear(&b, &self.gate_proj)?, &linear(&b, &self.up_proj)?)?;
+        let b = turn.norm(&x, &self.post_norm)?;
+        let gated = turn.gate(&linear(&b, &self.gate_proj)?, &linear(&b, &self.up_proj)?)?;
         Ok((x + linear(&gated, &self.down_proj)?)?)
     }
 }
@@ -114,7 +137,7 @@ struct Packed {
     lens: Arc<[usize]>,
 }
 
-/// A Qwen3 model on the CPU. Updates of its weights, in place, are seen by every clone.
+/// A Qwen3 model. Updates of its weights, in place, are seen by every clone.
 #[derive(Debug, Clone)]
 pub struct Qwen3 {
     config: Config,
@@ -124,11 +147,13 @@ pub struct Qwen3 {
     angles: Arc<Angles>,
     /// Logits are rounded to bf16.
     bf16_head: bool,
+    /// The type of the activations where candle's own operations run: on a card.
+    plain: Option<DType>,
 }
 
 /// `x [N, in] w [out, in]^T`.
 fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
-    Ok(x.matmul(&w.t()?)?)
+    Ok(plain::linear(x, w)?)
 }
 
 impl Qwen3 {
@@ -142,7 +167,31 @@ impl Qwen3 {
         let tracked = Net::new(&config, |name| Ok(var(name)?.as_tensor().clone()))?;
         let detached = Net::new(&config, |name| Ok(var(name)?.as_detached_tensor()))?;
         let angles = Arc::new(Angles::new(config.rope_theta, config.head_dim, config.max_positions));
-        Ok(Self { config, weights, tracked, detached, angles, bf16_head: false })
+        let plain = (!weights.device().is_cpu()).then_some(DType::BF16);
+        Ok(Self { config, weights, tracked, detached, angles, bf16_head: false, plain })
+    }
+
+    /// The same with candle's own operations and activations in `dtype`: on the CPU what a card computes in bf16.
+    #[must_use]
+    pub fn with_plain_operations(self, dtype: DType) -> Self {
+        Self { plain: Some(dtype), ..self }
+    }
+
+    /// The same model with a copy of its weights on `device`, to be trained there.
+    ///
+    /// # Errors
+    /// A device without room for them.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        Self::new(self.config.clone(), self.weights.to_device(device)?)
+    }
+
+    /// `rows` empty sequences.
+    pub fn cache(&self, rows: usize) -> Cache {
+        let Config { layers, kv_heads, head_dim, .. } = self.config;
+        match self.plain {
+            None => Cache::new(layers, rows),
+            Some(dtype) => Cache::padded(layers, rows, (kv_heads, head_dim), (dtype, self.weights.device())),
+        }
     }
 
     /// The same, with a head as in bf16: its input and its output are rounded to it, sums stay f32. For sampling alone.
@@ -193,8 +242,24 @@ impl Qwen3 {
             Pass::Score => &self.detached,
         };
         let (heads, lens) = (self.heads(), &batch.lens);
-        let x = self.run(net, &batch, |_, qkv| Ok(attention::packed(heads, lens, qkv)?))?;
-        Ok(rms_norm(&x, &net.norm, self.config.rms_eps)?)
+        if self.plain.is_none() {
+            let x = self.run(net, &batch, |_, qkv| Ok(attention::packed(heads, lens, qkv)?))?;
+            return self.last_norm(net, &x);
+        }
+        let device = self.weights.device();
+        let padding = plain::Padding::new(lens, &device)?;
+        let mask = plain::causal(padding.longest(), &device)?;
+        let x = self.run(net, &batch, |_, [q, k, v]| {
+            let (k, v) = (padding.spread(k, heads.key)?, padding.spread(v, heads.key)?);
+            Ok(plain::attention(heads, &padding, &mask, [q, &k, &v])?)
+        })?;
+        self.last_norm(net, &x)
+    }
+
+    /// f32, whatever the activations are.
+    fn last_norm(&self, net: &Net, x: &Tensor) -> Result<Tensor> {
+        let eps = self.config.rms_eps;
+        Ok(if self.plain.is_some() { plain::rms_norm(x, &net.norm, eps)? } else { rms_norm(x, &net.norm, eps)? })
     }
 
     /// Appends `new[row]` to every row of the cache; hidden states after the last norm of the last token of each row:
@@ -213,14 +278,18 @@ impl Qwen3 {
         }
         let batch = self.pack(new, |row| cache.len(row))?;
         let (heads, lens, net) = (self.heads(), &batch.lens, &self.detached);
-        let x = self.run(net, &batch, |layer, qkv| Ok(attention::cached(heads, lens, qkv, (&mut *cache, layer))?))?;
+        let append = cache.prepare(lens)?;
+        let x = self.run(net, &batch, |layer, qkv| match (&append, cache.on_card()) {
+            (Some(append), Some(card)) => Ok(card.attend(layer, append, heads, qkv)?),
+            _ => Ok(attention::cached(heads, lens, qkv, (&mut *cache, layer))?),
+        })?;
         cache.advance(lens);
         let ends = lens.iter().scan(0u32, |end, len| {
             *end += *len as u32;
             Some(*end - 1)
         });
-        let ends = Tensor::from_iter(ends, &Device::Cpu)?;
-        Ok(rms_norm(&x.index_select(&ends, 0)?, &net.norm, self.config.rms_eps)?)
+        let ends = Tensor::from_iter(ends, x.device())?;
+        self.last_norm(net, &x.index_select(&ends, 0)?)
     }
 
     /// Logits of hidden states: `[.., hidden]` to `[.., V]`, recorded if `hidden` is.
@@ -270,9 +339,18 @@ impl Qwen3 {
         batch: &Packed,
         mut attend: impl FnMut(usize, [&Tensor; 3]) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let ids = Tensor::from_slice(&batch.ids, batch.ids.len(), &Device::Cpu)?;
+        let device = self.weights.device();
+        let ids = Tensor::from_slice(&batch.ids, batch.ids.len(), &device)?;
         let mut x = net.embed.index_select(&ids, 0)?;
-        let turn = Turn { config: &self.config, angles: &self.angles, positions: &batch.positions };
+        let plain = self.plain.map(|dtype| {
+            let (cos, sin) = self.angles.at(&batch.positions, &device)?;
+            Ok::<_, Error>(Plain { dtype, cos, sin })
+        });
+        let plain = plain.transpose()?;
+        if let Some(Plain { dtype, .. }) = &plain {
+            x = x.to_dtype(*dtype)?;
+        }
+        let turn = Turn { config: &self.config, angles: &self.angles, positions: &batch.positions, plain };
         for (index, layer) in net.layers.iter().enumerate() {
             x = layer.forward(x, &turn, |qkv| attend(index, qkv))?;
         }

@@ -3,12 +3,14 @@
 //!
 //! ```text
 //! intN       w_rc = s_r round(w_rc / s_r), s_r = max_c |w_rc| / (2^(N-1) - 1)       each row of a matrix, embedding too
+//! q8_0       w    = d round(w / d), d = max |w| / 127 in f16                           blocks of 32, as GGUF stores them
 //! noise      w    = w + sigma std(w) z, z ~ N(0, 1) fixed by the seed               each matrix
 //! bf16-head  the head's input and the logits are rounded to bf16
 //! ```
 
 use crate::{Error, Result, Weights};
-use candle_core::{Device, Tensor};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
 use lockstep_core::profile::Dtypes;
 use lockstep_kernels::philox::normal;
 use std::fmt;
@@ -24,6 +26,8 @@ pub enum Numerics {
     Bf16Head,
     /// Matrices of this many bits, a scale a row, rounded to nearest: 3, 4 or 8.
     Int(u32),
+    /// Matrices in GGUF's Q8_0: blocks of 32 signed bytes with an f16 scale; columns are a multiple of 32.
+    Q8,
     /// Matrices with a fixed noise on them.
     Noise {
         /// Its size in standard deviations of the matrix.
@@ -36,7 +40,7 @@ pub enum Numerics {
 /// No such precision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there are no numerics {0:?}; there are exact, bf16-head, int8, int4, int3, and noise(sigma,seed) with sigma > 0"
+    "there are no numerics {0:?}; there are exact, bf16-head, int8, int4, int3, q8_0, and noise(sigma,seed) with sigma > 0"
 )]
 pub struct UnknownNumerics(pub String);
 
@@ -45,13 +49,15 @@ impl Numerics {
     pub(crate) fn apply(self, weights: &Weights) -> Result<()> {
         for ((_, var), stream) in weights.iter().zip(0u64..) {
             let [rows, columns] = var.dims() else { continue };
-            let mut values: Vec<f32> = var.flatten_all()?.to_vec1()?;
+            let mut values: Vec<f32> = var.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
             match self {
                 Self::Exact | Self::Bf16Head => return Ok(()),
                 Self::Int(bits) => values.chunks_exact_mut(*columns).for_each(|row| round_row(row, bits)),
+                Self::Q8 => values = in_q8(values, (*rows, *columns))?,
                 Self::Noise { sigma, seed } => add_noise(&mut values, sigma, |i| normal(seed, stream, i)),
             }
-            var.set(&Tensor::from_vec(values, (*rows, *columns), &Device::Cpu)?).map_err(Error::from)?;
+            var.set(&Tensor::from_vec(values, (*rows, *columns), var.device())?.to_dtype(var.dtype())?)
+                .map_err(Error::from)?;
         }
         Ok(())
     }
@@ -61,6 +67,7 @@ impl Numerics {
         let f32 = || "f32".to_owned();
         let weights = match self {
             Self::Exact | Self::Bf16Head => f32(),
+            Self::Q8 => "q8_0 (blocks of 32, f16 scales; norms f32)".to_owned(),
             Self::Int(_) => format!("{self} (per row, to nearest; norms f32)"),
             Self::Noise { .. } => format!("f32 + {self}"),
         };
@@ -78,6 +85,12 @@ fn round_row(row: &mut [f32], bits: u32) {
     }
 }
 
+fn in_q8(values: Vec<f32>, shape: (usize, usize)) -> Result<Vec<f32>> {
+    let matrix = Tensor::from_vec(values, shape, &Device::Cpu)?;
+    let blocks = QTensor::quantize(&matrix, GgmlDType::Q8_0)?;
+    Ok(blocks.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
+}
+
 fn add_noise(values: &mut [f32], sigma: f64, draw: impl Fn(u64) -> f64) {
     let n = values.len() as f64;
     let mean = values.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
@@ -93,6 +106,7 @@ impl fmt::Display for Numerics {
             Self::Exact => f.write_str("exact"),
             Self::Bf16Head => f.write_str("bf16-head"),
             Self::Int(bits) => write!(f, "int{bits}"),
+            Self::Q8 => f.write_str("q8_0"),
             Self::Noise { sigma, seed } => write!(f, "noise({sigma},{seed})"),
         }
     }
@@ -109,6 +123,7 @@ impl FromStr for Numerics {
             "int8" => Ok(Self::Int(8)),
             "int4" => Ok(Self::Int(4)),
             "int3" => Ok(Self::Int(3)),
+            "q8_0" => Ok(Self::Q8),
             _ => {
                 let inside = text.strip_prefix("noise(").and_then(|rest| rest.strip_suffix(')')).ok_or_else(unknown)?;
                 let (sigma, seed) = inside.split_once(',').ok_or_else(unknown)?;
@@ -127,12 +142,24 @@ mod tests {
     #[test]
     fn names_read_back_and_others_are_refused() {
         let noise = Numerics::Noise { sigma: 0.05, seed: 7 };
-        for numerics in [Numerics::Exact, Numerics::Bf16Head, Numerics::Int(8), Numerics::Int(3), noise] {
+        for numerics in [Numerics::Exact, Numerics::Bf16Head, Numerics::Int(8), Numerics::Int(3), Numerics::Q8, noise] {
             assert_eq!(numerics.to_string().parse(), Ok(numerics));
         }
         for text in ["int5", "noise(0,1)", "noise(0.1)", "noise(nan,1)", "fp8", ""] {
             assert!(text.parse::<Numerics>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_block_of_q8_has_a_scale_of_its_own() {
+        let values: Vec<f32> =
+            (0..64).map(|i| if i < 32 { i as f32 / 31.0 } else { 100.0 * (i - 32) as f32 / 31.0 }).collect();
+        let rounded = in_q8(values.clone(), (1, 64)).unwrap();
+        for (block, most) in [(0..32, 1.0f32), (32..64, 100.0)] {
+            let worst = block.map(|i| (rounded[i] - values[i]).abs()).fold(0.0, f32::max);
+            assert!(worst > 0.0 && worst <= 0.51 * most / 127.0 + most / 2048.0, "{worst} in a block up to {most}");
+        }
+        assert!(in_q8(vec![0.0; 40], (1, 40)).is_err());
     }
 
     #[test]

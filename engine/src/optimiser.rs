@@ -1,41 +1,53 @@
 //! AdamW over named weights, with the gradient's norm clipped as one vector. Its state can be saved and restored, so that
 //! an interrupted run goes on with the same bits. Knows nothing of losses.
 
-use crate::fused::{axpy, floats, with_floats};
+use crate::fused::floats;
 use crate::train_error::{TrainError, TrainResult};
 use crate::{Error, Result, Weights};
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor, Var};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
 use lockstep_kernels::adamw::{AdamW, Slot};
-use rayon::prelude::*;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+mod floats;
 mod state;
 
+use floats::Floats;
 pub(crate) use state::write_whole;
 
-/// Floats a parallel piece of a norm covers.
-const PIECE: usize = 1 << 14;
-
-/// The gradient of a loss, one flat f32 buffer a parameter, by name.
+/// The gradient of a loss, one flat f32 buffer a parameter, by name, where the parameter is.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gradients(BTreeMap<String, Vec<f32>>);
+pub struct Gradients(BTreeMap<String, Floats>);
 
 impl Gradients {
     /// Zeros for every parameter.
     pub fn zeros(weights: &Weights) -> Self {
-        Self(weights.iter().map(|(name, var)| (name.to_owned(), vec![0.0; var.elem_count()])).collect())
+        Self(weights.iter().map(|(name, var)| (name.to_owned(), Floats::beside(var))).collect())
     }
 
-    /// The gradient of one parameter, in the order of its floats.
+    /// The gradient of one parameter on the CPU, in the order of its floats; `None` where it is on a card.
     pub fn get(&self, name: &str) -> Option<&[f32]> {
-        self.0.get(name).map(Vec::as_slice)
+        match self.0.get(name)? {
+            Floats::Host(values) => Some(values),
+            _ => None,
+        }
     }
 
-    /// The gradient of one parameter, to be added to.
+    /// The gradient of one parameter on the CPU, to be added to; `None` where it is on a card.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut [f32]> {
-        self.0.get_mut(name).map(Vec::as_mut_slice)
+        match self.0.get_mut(name)? {
+            Floats::Host(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// A copy of the gradient of one parameter.
+    ///
+    /// # Errors
+    /// A card that does not give it.
+    pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        self.0.get(name).map(Floats::values).transpose()
     }
 
     /// Adds what a backward found.
@@ -45,7 +57,7 @@ impl Gradients {
     pub fn add(&mut self, weights: &Weights, found: &GradStore, apart: &str) -> TrainResult<()> {
         for (name, var) in weights.iter() {
             match (found.get(var), self.0.get_mut(name)) {
-                (Some(gradient), Some(sum)) => add_to(sum, gradient)?,
+                (Some(gradient), Some(sum)) => sum.add(gradient)?,
                 (None, _) if name == apart => {}
                 _ => return Err(TrainError::NoGradient { name: name.into() }),
             }
@@ -53,11 +65,22 @@ impl Gradients {
         Ok(())
     }
 
+    /// Adds to the gradient of one parameter, as many floats as it has.
+    ///
+    /// # Errors
+    /// No such parameter, a card without room.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn add_one(&mut self, name: &str, gradient: &candle_core::Tensor) -> Result<()> {
+        let missing = || Error::Missing { name: name.into(), shape: gradient.dims().to_vec() };
+        self.0.get_mut(name).ok_or_else(missing)?.add(gradient)
+    }
+
     /// Adds another gradient of the same parameters.
-    pub fn merge(&mut self, other: &Self) {
-        for (sum, gradient) in self.0.values_mut().zip(other.0.values()) {
-            add_floats(sum, gradient);
-        }
+    ///
+    /// # Errors
+    /// A card without room for a sum.
+    pub fn merge(&mut self, other: &Self) -> Result<()> {
+        self.0.values_mut().zip(other.0.values()).try_for_each(|(sum, gradient)| sum.merge(gradient))
     }
 
     /// L2 norm of all parameters together; f64 sums over fixed pieces, so threads do not change it.
@@ -67,9 +90,7 @@ impl Gradients {
     pub fn norm(&self) -> TrainResult<f64> {
         let mut total = 0.0;
         for (name, gradient) in &self.0 {
-            let square = |piece: &[f32]| piece.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-            let pieces: Vec<f64> = gradient.par_chunks(PIECE).map(square).collect();
-            let squares: f64 = pieces.iter().sum();
+            let squares = gradient.squares()?;
             if !squares.is_finite() {
                 return Err(TrainError::Gradient { name: name.clone(), norm: squares.sqrt() });
             }
@@ -79,24 +100,10 @@ impl Gradients {
     }
 }
 
-fn add_to(sum: &mut [f32], gradient: &Tensor) -> Result<()> {
-    let gradient = gradient.contiguous()?;
-    with_floats([&gradient], |[gradient]| {
-        add_floats(sum, gradient);
-        Ok(())
-    })?;
-    Ok(())
-}
-
-fn add_floats(sum: &mut [f32], gradient: &[f32]) {
-    let pieces = sum.par_chunks_mut(PIECE).zip(gradient.par_chunks(PIECE));
-    pieces.for_each(|(sum, gradient)| axpy(sum, 1.0, gradient));
-}
-
 #[derive(Debug, Clone, PartialEq)]
 struct Moments {
-    m: Vec<f32>,
-    v: Vec<f32>,
+    m: Floats,
+    v: Floats,
 }
 
 /// AdamW with its moments. Weight decay applies to matrices, not to the vectors of the norms.
@@ -111,9 +118,9 @@ pub struct Optimiser {
 }
 
 impl Optimiser {
-    /// Zero moments for every parameter of `weights`.
+    /// Zero moments for every parameter of `weights`, where they are.
     pub fn new(weights: &Weights, rule: AdamW, max_norm: f64) -> Self {
-        let zeros = |var: &Var| Moments { m: vec![0.0; var.elem_count()], v: vec![0.0; var.elem_count()] };
+        let zeros = |var: &Var| Moments { m: Floats::beside(var), v: Floats::beside(var) };
         let moments = weights.iter().map(|(name, var)| (name.to_owned(), zeros(var))).collect();
         Self { rule, max_norm, step: 0, moments }
     }
@@ -131,9 +138,10 @@ impl Optimiser {
         let norm = gradients.norm()?;
         self.check(weights, gradients)?;
         let scale = if norm > self.max_norm { self.max_norm / norm } else { 1.0 };
+        self.moments.values_mut().try_for_each(|Moments { m, v }| m.take_memory().and_then(|()| v.take_memory()))?;
         self.step += 1;
         for (name, var) in weights.iter() {
-            let (Some(grad), Some(moments)) = (gradients.get(name), self.moments.get_mut(name)) else { continue };
+            let (Some(grad), Some(moments)) = (gradients.0.get(name), self.moments.get_mut(name)) else { continue };
             let decay = if var.rank() > 1 { self.rule.weight_decay } else { 0.0 };
             let rule = AdamW { weight_decay: decay, ..self.rule };
             let update = Update { rule, step: self.step, scale, grad, moments: RefCell::new(moments) };
@@ -146,7 +154,7 @@ impl Optimiser {
         for (name, var) in weights.iter() {
             let want = var.elem_count();
             let held = self.moments.get(name).map(|moments| moments.m.len());
-            for got in [held, gradients.get(name).map(<[f32]>::len)] {
+            for got in [held, gradients.0.get(name).map(Floats::len)] {
                 let missing = || Error::Missing { name: name.into(), shape: var.dims().to_vec() };
                 let got = got.ok_or_else(missing)?;
                 if got != want {
@@ -163,7 +171,7 @@ struct Update<'a> {
     rule: AdamW,
     step: u64,
     scale: f64,
-    grad: &'a [f32],
+    grad: &'a Floats,
     moments: RefCell<&'a mut Moments>,
 }
 
@@ -176,8 +184,27 @@ impl InplaceOp1 for Update<'_> {
         let (start, end) = (layout.start_offset(), layout.start_offset() + floats(storage, layout)?.len());
         let CpuStorage::F32(data) = storage else { candle_core::bail!("parameter is not f32") };
         let mut moments = self.moments.borrow_mut();
-        let Moments { m, v } = &mut **moments;
-        let slot = Slot { param: &mut data[start..end], grad: self.grad, m, v };
-        self.rule.update(slot, self.step, self.scale).map_err(candle_core::Error::wrap)
+        let (Floats::Host(grad), Moments { m: Floats::Host(m), v: Floats::Host(v) }) = (self.grad, &mut **moments)
+        else {
+            candle_core::bail!("a parameter on the CPU with its gradient or moments on a card")
+        };
+        self.rule
+            .update(Slot { param: &mut data[start..end], grad, m, v }, self.step, self.scale)
+            .map_err(candle_core::Error::wrap)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut candle_core::CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        let mut moments = self.moments.borrow_mut();
+        if let Floats::Zeros(n, device) = self.grad {
+            let grad = Floats::Card(candle_core::Tensor::zeros(*n, candle_core::DType::F32, device)?);
+            let moments = RefCell::new(&mut **moments);
+            return Update { grad: &grad, moments, ..*self }.cuda_fwd(storage, layout);
+        }
+        let (Floats::Card(grad), Moments { m: Floats::Card(m), v: Floats::Card(v) }) = (self.grad, &mut **moments)
+        else {
+            candle_core::bail!("a parameter on a card with its gradient or moments on the CPU")
+        };
+        crate::cuda::adamw((storage, layout), [grad, m, v], self.rule.constants(self.step, self.scale))
     }
 }

@@ -5,8 +5,9 @@ use crate::generate::{Drawing, Drawn, Filters, HEAD, Request};
 use crate::numerics::Numerics;
 use crate::train_error::refused_or_failed;
 use crate::{Error, Qwen3, Result, Weights};
+use candle_core::Device;
 use lockstep_core::ports::{PortError, PublishedWeights, SampleRequest, SamplerCapabilities};
-use lockstep_core::profile::{FilterName, LogProbMeaning, SamplerProfile, TieRule};
+use lockstep_core::profile::{Dtypes, FilterName, LogProbMeaning, SamplerProfile, TieRule};
 use lockstep_core::support::{Domain, Reported, Sampled, Support, SupportError};
 use lockstep_core::token::{RolloutId, TokenId};
 use lockstep_core::version::{Digest, Evidence, Stamp, WeightVersion};
@@ -81,10 +82,24 @@ impl Qwen3Sampler {
     /// # Errors
     /// Weights that cannot be copied.
     pub fn new(model: &Qwen3, version: WeightVersion) -> Result<Self> {
-        let model = Qwen3::new(model.config().clone(), model.weights().snapshot()?)?;
+        Self::on(model, version, &Device::Cpu, Numerics::Exact)
+    }
+
+    /// The same on another device and as coarsely as `numerics` says: on a card with matrices, activations and cache in bf16,
+    /// rounded after the numerics, and the head in f32.
+    ///
+    /// # Errors
+    /// As [`Qwen3Sampler::new`].
+    pub fn on(model: &Qwen3, version: WeightVersion, device: &Device, numerics: Numerics) -> Result<Self> {
         let digest = Digest(model.weights().digest()?);
-        let profile = Arc::new(profile(Numerics::Exact));
-        Ok(Self { model, version, digest, profile, listed: HEAD, numerics: Numerics::Exact })
+        let config = model.config().clone();
+        let weights = model.weights().snapshot()?;
+        numerics.apply(&weights)?;
+        let weights = if device.is_cpu() { weights } else { weights.for_sampling(device, config.tied)? };
+        let profile = Arc::new(profile(dtypes(numerics, device)));
+        let model = Qwen3::new(config, weights)?;
+        let model = if numerics == Numerics::Bf16Head { model.with_bf16_head() } else { model };
+        Ok(Self { model, version, digest, profile, listed: HEAD, numerics })
     }
 
     /// The same, computing as coarsely as `numerics` says, with these weights and all that are loaded later. Digests stay
@@ -94,8 +109,9 @@ impl Qwen3Sampler {
     /// Weights that cannot be rewritten.
     pub fn with_numerics(self, numerics: Numerics) -> Result<Self> {
         numerics.apply(self.model.weights())?;
+        let dtypes = dtypes(numerics, &self.model.weights().device());
         let model = if numerics == Numerics::Bf16Head { self.model.with_bf16_head() } else { self.model };
-        Ok(Self { model, numerics, profile: Arc::new(profile(numerics)), ..self })
+        Ok(Self { model, numerics, profile: Arc::new(profile(dtypes)), ..self })
     }
 
     /// The same, listing the `listed` largest entries of an untruncated distribution.
@@ -128,22 +144,37 @@ impl Qwen3Sampler {
             let PublishedWeights { version, digest: published, .. } = *published;
             return Err(SamplerError::Digest { path: path.into(), version, published, found });
         }
+        self.numerics.apply(&weights)?;
         self.model.weights().assign(&weights)?;
-        self.numerics.apply(self.model.weights())?;
         (self.version, self.digest) = (published.version, found);
         Ok(self.stamp())
     }
 }
 
+/// In which types it computes: those of its numerics, between bf16 on a card.
+fn dtypes(numerics: Numerics, device: &Device) -> Dtypes {
+    let on_cpu = numerics.dtypes();
+    if device.is_cpu() {
+        return on_cpu;
+    }
+    let bf16 = || "bf16".to_owned();
+    let weights = if numerics == Numerics::Exact || numerics == Numerics::Bf16Head {
+        "bf16 (embedding, head and norms f32)".to_owned()
+    } else {
+        format!("bf16 of {}", on_cpu.weights)
+    };
+    Dtypes { weights, activations: bf16(), kv_cache: bf16(), head: on_cpu.head }
+}
+
 /// What this engine is.
-fn profile(numerics: Numerics) -> SamplerProfile {
+fn profile(dtypes: Dtypes) -> SamplerProfile {
     SamplerProfile {
         engine: "lockstep-qwen3".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         filters: vec![FilterName::Temperature, FilterName::MinP, FilterName::TopK, FilterName::TopP],
         ties: TieRule::LowerId,
         log_probs: LogProbMeaning::Drawn,
-        dtypes: numerics.dtypes(),
+        dtypes,
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::head::{self, LOGITS_BYTES, Side};
 use crate::train_error::{Place, TrainError, TrainResult};
 use crate::{Error, Optimiser, Pass, Qwen3};
+use candle_core::Device;
 use lanes::Lanes;
 use lockstep_core::dlc::TokenCorrection;
 use lockstep_core::plan::Batch;
@@ -31,7 +32,7 @@ pub(crate) use step::{Tokens, backward};
 pub const TOKENS_PER_PASS: usize = 2048;
 
 /// What a trainer needs besides its model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// Where published weights go.
     pub directory: PathBuf,
@@ -39,12 +40,19 @@ pub struct Settings {
     pub tokens_per_pass: usize,
     /// Bytes of logits held at a time, where the whole vocabulary is needed.
     pub logits_bytes: usize,
+    /// Where weights that are read from files go: where the model is.
+    pub device: Device,
 }
 
 impl Settings {
-    /// Publishes into `directory`; 2,048 tokens a pass, 64 MiB of logits.
+    /// Publishes into `directory`; 2,048 tokens a pass, 64 MiB of logits, on the CPU.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: directory.into(), tokens_per_pass: TOKENS_PER_PASS, logits_bytes: LOGITS_BYTES }
+        Self {
+            directory: directory.into(),
+            tokens_per_pass: TOKENS_PER_PASS,
+            logits_bytes: LOGITS_BYTES,
+            device: Device::Cpu,
+        }
     }
 }
 
@@ -62,7 +70,7 @@ pub struct Qwen3Trainer {
 impl Qwen3Trainer {
     /// Trains `model` in place; its weights now are `version`.
     pub fn new(model: Qwen3, optimiser: Optimiser, version: WeightVersion, settings: Settings) -> Self {
-        let lanes = Lanes::new(model.weights().floats());
+        let lanes = if model.weights().device().is_cpu() { Lanes::new(model.weights().floats()) } else { Lanes::one() };
         Self { model, optimiser, version, snapshots: BTreeMap::new(), settings, lanes }
     }
 

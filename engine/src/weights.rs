@@ -2,7 +2,7 @@
 //! `snapshot` does not.
 
 use crate::{Config, Error, Result};
-use candle_core::{DType, Device, Storage, Tensor, Var};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var};
 use lockstep_kernels::philox::normal;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -82,7 +82,31 @@ impl Weights {
         let mut values: Vec<f32> = var.flatten_all()?.to_vec1()?;
         let first = values[rows.start * columns..(rows.start + 1) * columns].to_vec();
         rows.for_each(|row| values[row * columns..(row + 1) * columns].copy_from_slice(&first));
-        Ok(var.set(&Tensor::from_vec(values, (all, columns), &Device::Cpu)?)?)
+        Ok(var.set(&Tensor::from_vec(values, (all, columns), var.device())?)?)
+    }
+
+    /// Where they are.
+    pub fn device(&self) -> Device {
+        self.0.values().next().map_or(Device::Cpu, |var| var.device().clone())
+    }
+
+    /// A copy on `device`, to be trained there: f32, as the master weights are.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        self.converted(device, |_, _| DType::F32)
+    }
+
+    /// A copy on `device`, to sample with: matrices in bf16, but for the head `[V, H]` and the norms, which stay f32.
+    pub fn for_sampling(&self, device: &Device, tied: bool) -> Result<Self> {
+        let head = crate::head::head_name(tied);
+        self.converted(device, |name, var| if var.rank() > 1 && name != head { DType::BF16 } else { DType::F32 })
+    }
+
+    fn converted(&self, device: &Device, dtype: impl Fn(&str, &Var) -> DType) -> Result<Self> {
+        let copies = self.0.iter().map(|(name, var)| {
+            let moved = var.as_detached_tensor().to_device(device)?.to_dtype(dtype(name, var))?;
+            Ok((name.clone(), Var::from_tensor(&moved.copy()?)?))
+        });
+        Ok(Self(copies.collect::<Result<_>>()?))
     }
 
     /// Number of floats in all tensors.
@@ -109,7 +133,7 @@ impl Weights {
                     want: var.dims().to_vec(),
                 });
             }
-            var.set(&source.as_detached_tensor())?;
+            var.set(&source.as_detached_tensor().to_device(var.device())?.to_dtype(var.dtype())?)?;
         }
         Ok(())
     }
@@ -141,7 +165,7 @@ fn little_endian(var: &Var) -> Result<Vec<u8>> {
     let (storage, layout) = var.storage_and_layout();
     let bytes = |floats: &[f32]| floats.iter().flat_map(|x| x.to_le_bytes()).collect();
     match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(cpu), Some((start, end))) => Ok(bytes(&cpu.as_slice::<f32>()?[start..end])),
+        (Storage::Cpu(CpuStorage::F32(floats)), Some((start, end))) => Ok(bytes(&floats[start..end])),
         _ => Ok(bytes(&var.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec1()?)),
     }
 }

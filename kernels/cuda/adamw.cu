@@ -6,6 +6,7 @@
 struct Step {
     float scale, b1, c1, b2, c2, keep, rate, root, eps;
 };
+static_assert(sizeof(Step) == 36, "src/cuda/layout.rs has the same");
 
 // Round to nearest, ties to even; NaN stays NaN.
 static __device__ __forceinline__ unsigned short to_bf16(float x) {

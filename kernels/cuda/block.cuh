@@ -16,6 +16,17 @@ static __device__ __forceinline__ u64 block_sum(u64 v, u64* shared) {
     return sum;
 }
 
+// The order is that of lanes and warps, whatever the schedule.
+static __device__ __forceinline__ double block_sum_f64(double v, double* shared) {
+    for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(ALL, v, d);
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+    __syncthreads();
+    double sum = 0.0;
+    for (int w = 0; w < WARPS; w++) sum += shared[w];
+    __syncthreads();
+    return sum;
+}
+
 enum { OK = 0, BAD_LOGIT = 1, NO_FINITE_LOGIT = 2 };
 
 // Entries of a row: the listed ones, or all where there is no list.

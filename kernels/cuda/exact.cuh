@@ -38,6 +38,25 @@ static __device__ __forceinline__ u64 mass(double gap) {
     return (u64)__double_as_longlong(scaled + integer) - (u64)__double_as_longlong(integer);
 }
 
+// exp(x) in f32 within 2 units of its last place: the exponent is split off in f64, the rest is a polynomial. 0 below -86.
+static __device__ __forceinline__ float exp_f32(double x) {
+    const double round = 6755399441055744.0;
+    if (!(x > -86.0)) return 0.0f;
+    if (x > 88.0) x = 88.0;
+    const double shifted = __fma_rn(x, 1.4426950408889634, round), n = shifted - round;
+    const float r = (float)__fma_rn(n, -1.9082149292705877e-10, __fma_rn(n, -0.6931471803691238, x));
+    float s = 1.0f / 5040.0f;
+    s = __fmaf_rn(s, r, 1.0f / 720.0f);
+    s = __fmaf_rn(s, r, 1.0f / 120.0f);
+    s = __fmaf_rn(s, r, 1.0f / 24.0f);
+    s = __fmaf_rn(s, r, 1.0f / 6.0f);
+    s = __fmaf_rn(s, r, 0.5f);
+    s = __fmaf_rn(s, r, 1.0f);
+    s = __fmaf_rn(s, r, 1.0f);
+    const u32 exponent = (u32)__double_as_longlong(shifted) << 23;
+    return __int_as_float((int)(__float_as_uint(s) + exponent));
+}
+
 // A number that orders as the logits do; -0 and +0 are one.
 static __device__ __forceinline__ u32 order_key(float x) {
     u32 bits = __float_as_uint(x + 0.0f);

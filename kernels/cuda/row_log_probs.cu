@@ -10,6 +10,7 @@ struct RowSums {
     double log_sum_exp, entropy;
     u32 status, unused;
 };
+static_assert(sizeof(RowSums) == 24, "src/cuda/layout.rs has the same");
 
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 row_log_probs(const float* __restrict__ logits, int V, const u32* __restrict__ offsets, const u32* __restrict__ ids,

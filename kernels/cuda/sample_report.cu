@@ -12,11 +12,13 @@ struct Stage {
     int filter;
     double value;
 };
+static_assert(sizeof(Stage) == 16, "src/cuda/layout.rs has the same");
 
 struct Report {
     double log_q, log_p, log_sum_exp, kept_mass;
     u32 token, kept, status, overflow;
 };
+static_assert(sizeof(Report) == 48, "src/cuda/layout.rs has the same");
 
 // The border of what is kept, and the temperature so far.
 struct Border {

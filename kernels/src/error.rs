@@ -36,6 +36,12 @@ pub enum Error {
         /// The value found.
         value: f64,
     },
+    /// A row, on a card, of which some logit is NaN or positive infinity.
+    #[error("a logit of {len} is NaN or positive infinity")]
+    NotLogits {
+        /// Length of the row.
+        len: usize,
+    },
     /// A row of negative infinities.
     #[error("none of {len} logits is finite")]
     NoFiniteLogit {

@@ -7,6 +7,8 @@ mod simd;
 
 pub mod adamw;
 pub mod chain;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod draw;
 mod error;
 pub mod ess;

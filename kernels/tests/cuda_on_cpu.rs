@@ -10,46 +10,13 @@ use lockstep_kernels::{
     rows::{self, Over},
     sample_report,
 };
-use std::{
-    io::Write,
-    path::PathBuf,
-    process::{Command, Output, Stdio},
-    sync::OnceLock,
-};
+use shim::{run, success, words};
+use std::process::Output;
+
+mod shim;
 
 const VOCABULARY: usize = 151_936;
 const CAP: usize = 4096;
-
-/// The shim's program, compiled once.
-fn program() -> &'static PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("cuda/shim");
-        let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels_on_cpu");
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        let mut command = Command::new(&compiler);
-        command.args(["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
-        if cfg!(target_arch = "x86_64") && std::arch::is_x86_feature_detected!("fma") {
-            command.arg("-mfma");
-        }
-        let output = command.arg(folder.join("kernels.cpp")).output();
-        let output = output.unwrap_or_else(|error| panic!("the test needs the C++ compiler {compiler}: {error}"));
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        program
-    })
-}
-
-fn run(kernel: &str, problem: &[u8]) -> Output {
-    let mut command = Command::new(program());
-    command.arg(kernel).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let problem = problem.to_vec();
-    let writer = std::thread::spawn(move || input.write_all(&problem));
-    let output = child.wait_with_output().unwrap();
-    let _ = writer.join().unwrap();
-    output
-}
 
 struct Problem {
     rows: Vec<Vec<f32>>,
@@ -90,10 +57,6 @@ impl Problem {
         let rows = self.rows.iter().enumerate();
         rows.map(|(i, row)| sample_report(row, &self.chain, self.draw(i), CAP)).collect()
     }
-}
-
-fn words(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
 /// What the kernel wrote, in the words of the definition; the status of a refused row is its error.
@@ -191,11 +154,6 @@ fn sample_report_is_its_definition_at_full_vocabulary() {
     let all = chains();
     compare(VOCABULARY, &all[1..2], &[0, 1, 2]);
     compare(VOCABULARY, &[all[3].clone(), all[5].clone()], &[2]);
-}
-
-fn success(output: Output) -> Vec<u8> {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    output.stdout
 }
 
 /// Log-sum-exp, entropy and status of every row, and the log-probs of its listed ids; the last number is the thread order.

@@ -6,6 +6,7 @@ use crate::{
     step::Pair,
 };
 use lockstep_core::{WeightVersion, ports::PortError};
+use lockstep_engine::Compute;
 use std::{path::Path, sync::Arc};
 
 /// Both sides, running; gone when dropped.
@@ -35,11 +36,11 @@ impl BuiltInPair {
     /// # Errors
     /// A process that does not come up or does not answer.
     pub async fn start(model: &Path, weights: &Path, config: &Path) -> Result<Self, StartError> {
-        Self::start_with(model, weights, config, &[]).await
+        Self::start_with(model, weights, config, (&[], &[])).await
     }
 
     /// Starts both sides; the trainer writes its state below `state`, goes on from it where there is one, and keeps the weights
-    /// of the versions in `live`.
+    /// of the versions in `live`. Both compute on `device`.
     ///
     /// # Errors
     /// As [`BuiltInPair::start`].
@@ -47,16 +48,23 @@ impl BuiltInPair {
         model: &Path,
         weights: &Path,
         config: &Path,
-        (state, live): (&Path, &[WeightVersion]),
+        (state, live, device): (&Path, &[WeightVersion], Compute),
     ) -> Result<Self, StartError> {
+        let device = ["--device".to_owned(), device.to_string()];
         let state = ["--state".to_owned(), state.display().to_string()];
         let live = live.iter().flat_map(|version| ["--live".to_owned(), version.to_string()]);
-        Self::start_with(model, weights, config, &state.into_iter().chain(live).collect::<Vec<_>>()).await
+        let of_trainer = state.into_iter().chain(live).collect::<Vec<_>>();
+        Self::start_with(model, weights, config, (&device, &of_trainer)).await
     }
 
-    async fn start_with(model: &Path, weights: &Path, config: &Path, more: &[String]) -> Result<Self, StartError> {
+    async fn start_with(
+        model: &Path,
+        weights: &Path,
+        config: &Path,
+        (both, more): (&[String], &[String]),
+    ) -> Result<Self, StartError> {
         let option = |name: &str, path: &Path| [name.to_owned(), path.display().to_string()];
-        let model = option("--model", model);
+        let model = [&option("--model", model)[..], both].concat();
         let of_trainer = [&model[..], &option("--weights", weights), &option("--config", config), more].concat();
         let sampler = Service::start("sampler", &model).await?;
         let trainer = Service::start("trainer", &of_trainer).await?;

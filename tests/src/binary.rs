@@ -88,7 +88,11 @@ pub fn lockstep_after(preparation: &str, directory: &Path) -> Command {
 fn isolated(program: &Path, directory: &Path, cache: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(directory).env("HOME", directory).env("XDG_CACHE_HOME", cache);
-    command.env_remove("LOCKSTEP_LOG").env_remove("LOCKSTEP_LISTEN").env_remove("RUST_BACKTRACE");
+    command
+        .env_remove("LOCKSTEP_LOG")
+        .env_remove("LOCKSTEP_LISTEN")
+        .env_remove("LOCKSTEP_DEVICE")
+        .env_remove("RUST_BACKTRACE");
     command.process_group(0);
     command
 }

@@ -101,6 +101,15 @@ fn a_model_that_is_not_there() {
 }
 
 #[test]
+fn a_card_in_a_build_without_cuda() {
+    let place = Place::new();
+    place.refused_at_once(&place.demo(&["--device", "cuda"]), "make build-cuda");
+    let finished = place.demo(&["--device", "gpu"]);
+    assert_eq!(finished.code, Some(3), "{}", finished.stderr);
+    assert!(finished.stderr.contains("there are cpu, cuda and cuda:N"), "{}", finished.stderr);
+}
+
+#[test]
 fn truncated_weights() {
     let place = Place::new();
     let weights = place.path("model/model.safetensors");

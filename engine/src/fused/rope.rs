@@ -1,7 +1,7 @@
 //! Rotary positions, with a position of its own for every row.
 
 use super::{floats, with_floats};
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -25,6 +25,15 @@ impl Angles {
         let angles = (0..positions).flat_map(|p| inverse.iter().map(move |f| p as f32 * f));
         let (sin, cos) = angles.map(f32::sin_cos).unzip();
         Self { half, cos, sin }
+    }
+
+    /// Cosines and sines of `positions`, each `[N, head_dim / 2]`.
+    pub(crate) fn at(&self, positions: &[u32], device: &Device) -> Result<(Tensor, Tensor)> {
+        let of = |table: &[f32]| {
+            let rows = positions.iter().flat_map(|p| &table[*p as usize * self.half..(*p as usize + 1) * self.half]);
+            Tensor::from_vec(rows.copied().collect::<Vec<f32>>(), (positions.len(), self.half), device)
+        };
+        Ok((of(&self.cos)?, of(&self.sin)?))
     }
 
     /// ```text

@@ -153,6 +153,12 @@ impl CustomOp1 for Loss {
         Ok((CpuStorage::F32(vec![self.value as f32]), Shape::from(())))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, h: &candle_core::CudaStorage, _: &Layout) -> Result<(candle_core::CudaStorage, Shape)> {
+        let value = h.device.clone_htod(&[self.value as f32])?;
+        Ok((candle_core::CudaStorage::wrap_cuda_slice(value, h.device.clone()), Shape::from(())))
+    }
+
     fn bwd(&self, _: &Tensor, _: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
         self.of_hidden.broadcast_mul(g).map(Some)
     }

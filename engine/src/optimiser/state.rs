@@ -1,6 +1,6 @@
 //! The moments on disk: one safetensors file, `m.<name>` and `v.<name>` for every parameter, and the step in its header.
 
-use super::{Moments, Optimiser};
+use super::{Floats, Moments, Optimiser};
 use crate::{Error, Result, Weights};
 use lockstep_kernels::adamw::AdamW;
 use safetensors::tensor::TensorView;
@@ -31,10 +31,12 @@ impl Optimiser {
     /// A file that cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         let bytes = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-        let named = self.moments.iter().flat_map(|(name, Moments { m, v })| {
-            [(format!("m.{name}"), m.len(), bytes(m)), (format!("v.{name}"), v.len(), bytes(v))]
-        });
-        let named: Vec<_> = named.collect();
+        let mut named = Vec::new();
+        for (name, Moments { m, v }) in &self.moments {
+            for (kind, moment) in [("m", m), ("v", v)] {
+                named.push((format!("{kind}.{name}"), moment.len(), bytes(&moment.values()?)));
+            }
+        }
         let views = named.iter().map(|(name, len, data)| Ok((name, TensorView::new(Dtype::F32, vec![*len], data)?)));
         let views = views.collect::<std::result::Result<Vec<_>, safetensors::SafeTensorError>>();
         let header = HashMap::from([("step".to_owned(), self.step.to_string())]);
@@ -54,7 +56,8 @@ impl Optimiser {
         let step = step.ok_or_else(|| contents(path, "no step in its header"))?;
         let mut moments = BTreeMap::new();
         for (name, var) in weights.iter() {
-            let read = |prefix: &str| floats(&file, &format!("{prefix}.{name}"), var.elem_count());
+            let read =
+                |prefix: &str| Floats::on(floats(&file, &format!("{prefix}.{name}"), var.elem_count())?, var.device());
             moments.insert(name.to_owned(), Moments { m: read("m")?, v: read("v")? });
         }
         let known = |name: &str| name.get(2..).is_some_and(|name| moments.contains_key(name));

@@ -18,6 +18,11 @@ const STACK: usize = 64 << 20;
 pub(super) struct Lanes(Vec<ThreadPool>);
 
 impl Lanes {
+    /// No lanes: a card runs one pass after the other.
+    pub(super) fn one() -> Self {
+        Self(Vec::new())
+    }
+
     /// One lane a thread for a small model, none for a large one.
     pub(super) fn new(floats: usize) -> Self {
         let threads = if floats <= SMALL { rayon::current_num_threads() } else { 1 };

@@ -48,6 +48,7 @@ impl Qwen3Trainer {
         if found != named {
             return Err(wrong(format!("it names weights {named}, model.safetensors holds {found}")).into());
         }
+        let weights = if settings.device.is_cpu() { weights } else { weights.to_device(&settings.device)? };
         let optimiser = Optimiser::load(&folder.join("optimiser.safetensors"), &weights, rule)?;
         let (found, named) = (optimiser.steps(), number("optimiser_steps")?);
         if found != named {
@@ -71,6 +72,7 @@ impl Qwen3Trainer {
         }
         let path = self.settings.directory.join(format!("{version}.safetensors"));
         let weights = Weights::load_file(&path, self.model.config())?;
+        let weights = if self.settings.device.is_cpu() { weights } else { weights.to_device(&self.settings.device)? };
         let model = Qwen3::new(self.model.config().clone(), weights)?;
         self.snapshots.insert(version, model);
         Ok(())

@@ -3,10 +3,10 @@
 
 use super::passes::{self, At, Micro};
 use super::{Qwen3Trainer, ids};
+use crate::Qwen3;
 use crate::head::{self, Side, Sides, Weighed, head_name};
 use crate::optimiser::Gradients;
 use crate::train_error::{TrainError, TrainResult};
-use crate::{Error, Qwen3};
 use candle_core::Tensor;
 use lockstep_core::dlc::statistics::{RatioShape, Statistics, TermReport};
 use lockstep_core::dlc::weigh::Position;
@@ -140,7 +140,7 @@ impl Qwen3Trainer {
             &ranges,
             |range| self.pass(step, range),
             |pass| {
-                gradients.merge(&pass.gradients);
+                gradients.merge(&pass.gradients)?;
                 tally.loss += pass.loss;
                 for index in 0..pass.seen.len() {
                     tally.add(step, &pass, index);
@@ -331,6 +331,27 @@ pub(crate) struct Tokens<'a> {
     pub(crate) older: &'a [Option<Side>],
 }
 
+/// The head's part where its gradient is on a card.
+#[cfg(feature = "cuda")]
+fn on_card<X>(
+    (sides, asked): (Sides<'_>, &[head::Asked]),
+    objective: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
+    (gradients, name): (&mut Gradients, &str),
+) -> TrainResult<head::HeadLoss<X>> {
+    let (head, of_head) = head::backward_on_card(sides, asked, objective)?;
+    gradients.add_one(name, &of_head)?;
+    Ok(head)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_card<X>(
+    _: (Sides<'_>, &[head::Asked]),
+    _: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
+    (_, name): (&mut Gradients, &str),
+) -> TrainResult<head::HeadLoss<X>> {
+    Err(crate::Error::Missing { name: name.into(), shape: Vec::new() }.into())
+}
+
 /// Adds the gradient of the summed losses: the head's own by [`head::backward`], everything below it by candle.
 pub(crate) fn backward<X: Send + Sync>(
     model: &Qwen3,
@@ -343,9 +364,10 @@ pub(crate) fn backward<X: Send + Sync>(
     let now = Side::new(model, &hidden, logits_bytes)?;
     let sampler: Vec<Side> = tokens.older.iter().map(|side| side.as_ref().unwrap_or(&now).clone()).collect();
     let sides = Sides { now: &now, sampler: &sampler };
-    let missing = || Error::Missing { name: name.into(), shape: vec![model.config().vocab, model.config().hidden] };
-    let head_gradient = gradients.get_mut(name).ok_or_else(missing)?;
-    let head = head::backward(sides, tokens.asked, objective, head_gradient)?;
+    let head = match gradients.get_mut(name) {
+        Some(head_gradient) => head::backward(sides, tokens.asked, objective, head_gradient)?,
+        None => on_card((sides, tokens.asked), objective, (&mut *gradients, name))?,
+    };
     if let Some(of_hidden) = &head.hidden {
         let below = head::loss_of(&hidden, head.loss, of_hidden)?.backward()?;
         gradients.add(model.weights(), &below, if model.config().tied { "" } else { name })?;

@@ -31,6 +31,10 @@ struct dim3 {
     dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+
 namespace cuda_on_cpu {
 
 enum class Order { Forward, Backward, Shuffled };
@@ -292,6 +296,8 @@ T __shfl_sync(unsigned mask, T v, int source) { return cuda_on_cpu::shuffle(mask
 
 template <class T>
 T atomicAdd(T* at, T v) { T old = *at; *at = old + v; return old; }
+template <class T>
+T atomicOr(T* at, T v) { T old = *at; *at = old | v; return old; }
 template <class T>
 T atomicMin(T* at, T v) { T old = *at; *at = std::min(old, v); return old; }
 

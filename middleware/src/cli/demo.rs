@@ -16,6 +16,7 @@ use crate::{
 };
 use clap::Args;
 use lockstep_core::WeightVersion;
+use lockstep_engine::Compute;
 use std::{
     error::Error,
     path::{Path, PathBuf},
@@ -56,10 +57,14 @@ pub(super) struct Arguments {
     /// Sets a key of the configuration, as in `sampling.top_p=0.9`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    #[command(flatten)]
+    on: super::engine::On,
 }
 
 pub(super) async fn run(arguments: Arguments) -> Outcome {
     let config = arguments.configuration()?;
+    let device = arguments.on.device;
+    device.open()?;
     let input = tokio::select! {
         input = Input::open(&config) => input?,
         _ = tokio::signal::ctrl_c() => {
@@ -71,7 +76,7 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     write_whole(&out.join("config.toml"), &config.to_toml())?;
     let done = Mutex::new(Progressed::default());
     let ended = tokio::select! {
-        trained = train(&config, input, &out, &done) => trained.map(|()| false),
+        trained = train(&config, input, (&out, device), &done) => trained.map(|()| false),
         _ = tokio::signal::ctrl_c() => Ok(true),
     };
     let metrics = done.into_inner().unwrap_or_else(PoisonError::into_inner).metrics;
@@ -151,13 +156,13 @@ fn claim_next() -> Result<PathBuf, WriteError> {
 async fn train(
     config: &Config,
     input: Input,
-    out: &Path,
+    (out, device): (&Path, Compute),
     done: &Mutex<Progressed>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let state = out.join("state");
     let live = live_versions(out, &state)?;
     let (weights, file) = (out.join("weights"), out.join("config.toml"));
-    let running = BuiltInPair::resume(&input.model, &weights, &file, (&state, &live)).await?;
+    let running = BuiltInPair::resume(&input.model, &weights, &file, (&state, &live, device)).await?;
     let (sampler, pair) = (running.sampler.clone(), running.pair());
     let run = Run { config: config.clone(), sampler, pair, task: input.task, stop: input.stop };
     run.train(out, done).await.map_err(|error: RunError| error.into())

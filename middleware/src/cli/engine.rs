@@ -10,7 +10,7 @@ use crate::{
 use clap::Args;
 use lockstep_core::WeightVersion;
 use lockstep_engine::{
-    AdamW, Numerics, Optimiser, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, TrainerPort, trainer::Settings,
+    AdamW, Compute, Numerics, Optimiser, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, TrainerPort, trainer::Settings,
 };
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use tokio::{io::AsyncReadExt, net::TcpListener};
@@ -29,15 +29,25 @@ struct Listen {
     until_stdin_closes: bool,
 }
 
+/// Where to compute.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct On {
+    /// cpu, cuda, or cuda:N; a card needs the build with CUDA in it (`make build-cuda`).
+    #[arg(long, default_value = "cpu", env = "LOCKSTEP_DEVICE")]
+    pub(super) device: Compute,
+}
+
 /// Arguments of `lockstep sampler`.
 #[derive(Debug, Args)]
 pub(super) struct SamplerArguments {
     /// A Hugging Face directory of a Qwen3.
     #[arg(long)]
     model: PathBuf,
-    /// How coarsely to compute: exact, bf16-head, int8, int4, int3, or noise(sigma,seed).
+    /// How coarsely to compute: exact, bf16-head, int8, int4, int3, q8_0, or noise(sigma,seed).
     #[arg(long, default_value = "exact")]
     numerics: Numerics,
+    #[command(flatten)]
+    on: On,
     #[command(flatten)]
     listen: Listen,
 }
@@ -64,12 +74,15 @@ pub(super) struct TrainerArguments {
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     #[command(flatten)]
+    on: On,
+    #[command(flatten)]
     listen: Listen,
 }
 
 pub(super) async fn sampler(arguments: SamplerArguments) -> Outcome {
     let model = Qwen3::load(&arguments.model)?;
-    let sampler = Arc::new(SamplerPort::new(Qwen3Sampler::new(&model, FIRST)?.with_numerics(arguments.numerics)?)?);
+    let sampler = Qwen3Sampler::on(&model, FIRST, &arguments.on.device.open()?, arguments.numerics)?;
+    let sampler = Arc::new(SamplerPort::new(sampler)?);
     let listener = arguments.listen.bind().await?;
     server::serve_sampler(sampler, listener, arguments.listen.until()).await?;
     Ok(DONE)
@@ -79,11 +92,12 @@ pub(super) async fn trainer(arguments: TrainerArguments) -> Outcome {
     let config = Config::resolve(arguments.config.as_deref(), &arguments.set)?.trainer;
     let rule =
         AdamW { lr: config.learning_rate, betas: config.betas, eps: config.epsilon, weight_decay: config.weight_decay };
-    let settings = Settings::new(&arguments.weights);
+    let device = arguments.on.device.open()?;
+    let settings = Settings { device: device.clone(), ..Settings::new(&arguments.weights) };
     let mut trainer = match arguments.state.as_deref().and_then(saving::saved) {
         Some(saved) => Qwen3Trainer::restore(&saved, (rule, config.clip_norm), settings)?,
         None => {
-            let model = Qwen3::load(&arguments.model)?;
+            let model = Qwen3::load(&arguments.model)?.to_device(&device)?;
             let optimiser = Optimiser::new(model.weights(), rule, config.clip_norm);
             Qwen3Trainer::new(model, optimiser, FIRST, settings)
         }

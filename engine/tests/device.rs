@@ -1,0 +1,205 @@
+//! The operations a card runs, on the device that `LOCKSTEP_DEVICE` names, against the fused ones on the CPU: one body, two
+//! devices. Without the variable the CPU runs both.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails by panicking")]
+
+mod common;
+
+use candle_core::{DType, Device};
+use common::{floats, ids, largest, model, worst};
+use lockstep_engine::generate::{Drawing, Filters, Request, generate, greedy};
+use lockstep_engine::memory::{self, Load};
+use lockstep_engine::supervised::{Example, supervised_step};
+use lockstep_engine::{AdamW, Compute, Config, Optimiser, Pass, Qwen3};
+use std::ops::ControlFlow;
+
+fn device() -> Device {
+    let name = std::env::var("LOCKSTEP_DEVICE").unwrap_or_else(|_| "cpu".into());
+    name.parse::<Compute>().unwrap().open().unwrap()
+}
+
+/// The model with candle's own operations on the device under test.
+fn plain(fused: &Qwen3, dtype: DType) -> Qwen3 {
+    fused.to_device(&device()).unwrap().with_plain_operations(dtype)
+}
+
+fn rows() -> Vec<Vec<u32>> {
+    [5, 1, 11, 7].iter().map(|n| ids(*n, *n as u64, 40)).collect()
+}
+
+fn slices(rows: &[Vec<u32>]) -> Vec<&[u32]> {
+    rows.iter().map(Vec::as_slice).collect()
+}
+
+fn hidden(model: &Qwen3) -> Vec<f32> {
+    floats(&model.hidden_packed(&slices(&rows()), Pass::Score).unwrap())
+}
+
+#[test]
+fn a_forward_agrees_with_the_fused_one() {
+    for tied in [true, false] {
+        let fused = model(tied, 8);
+        let want = hidden(&fused);
+        assert!(worst(&hidden(&plain(&fused, DType::F32)), &want) <= 2e-5 * largest(&want));
+        let off = worst(&hidden(&plain(&fused, DType::BF16)), &want);
+        assert!(off > 0.0 && off <= 0.1 * largest(&want), "bf16 is {off} off, of {}", largest(&want));
+    }
+}
+
+#[test]
+fn gradients_agree_with_the_fused_ones() {
+    let fused = model(false, 8);
+    let gradients = |model: &Qwen3| {
+        let hidden = model.hidden_packed(&slices(&rows()), Pass::Train).unwrap();
+        let grads = model.logits(&hidden).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        let of = |(name, var): (&str, &candle_core::Var)| (name.to_owned(), floats(grads.get(var).unwrap()));
+        model.weights().iter().map(of).collect::<Vec<_>>()
+    };
+    let want = gradients(&fused);
+    for (dtype, tolerance) in [(DType::F32, 5e-5), (DType::BF16, 0.2)] {
+        for ((name, got), (_, want)) in gradients(&plain(&fused, dtype)).iter().zip(&want) {
+            assert!(largest(got) > 0.0, "{name} has a gradient of zeros");
+            assert!(worst(got, want) <= tolerance * largest(want), "{name} in {dtype:?}: {}", worst(got, want));
+        }
+    }
+}
+
+/// Rows of different lengths, some leaving on the way, over more tokens than a first allocation holds.
+#[test]
+fn cached_decoding_equals_the_full_forward() {
+    let model = plain(&model(true, 2), DType::F32);
+    let rows: Vec<Vec<u32>> = [7, 1, 12, 5].iter().map(|n| ids(n + 20, *n as u64, 40)).collect();
+    let mut held = [7, 1, 12, 5];
+    let mut live: Vec<usize> = (0..4).collect();
+    let mut cache = model.cache(4);
+    let mut new: Vec<&[u32]> = live.iter().map(|row| &rows[*row][..held[*row]]).collect();
+    for step in 0..6 {
+        let got = model.hidden_cached(&new, &mut cache).unwrap();
+        for (at, row) in live.iter().enumerate() {
+            let full = model.hidden_packed(&[&rows[*row][..held[*row]]], Pass::Score).unwrap();
+            let want = floats(&full.narrow(0, held[*row] - 1, 1).unwrap());
+            let got = floats(&got.narrow(0, at, 1).unwrap());
+            assert!(worst(&got, &want) <= 2e-5 * largest(&want), "step {step}, row {row}");
+        }
+        let goes_on = |row: usize| step != row + 2;
+        let before = live.clone();
+        cache.keep(|at| goes_on(before[at]));
+        live.retain(|row| goes_on(*row));
+        new = Vec::new();
+        for row in &live {
+            let more = 1 + (step + row) % 2;
+            new.push(&rows[*row][held[*row]..held[*row] + more]);
+            held[*row] += more;
+        }
+    }
+}
+
+#[test]
+fn answers_and_their_distributions_agree_with_the_fused_ones() {
+    let fused = model(true, 4);
+    let other = plain(&fused, DType::F32);
+    let prompts = [ids(6, 1, 40), ids(3, 2, 40)];
+    let tokens = |model| greedy(model, &prompts, 12, &[3]).unwrap();
+    for (got, want) in tokens(&other).iter().flatten().zip(tokens(&fused).iter().flatten()) {
+        assert!(got.0 == want.0 && (got.1 - want.1).abs() < 1e-4, "{got:?} {want:?}");
+    }
+    let filters = Filters { temperature: 0.9, top_k: 12, top_p: 0.9, min_p: 0.0 };
+    let request = |number: u64| Request {
+        prompt: prompts[number as usize].clone(),
+        generated: Vec::new(),
+        filters,
+        seed: 5,
+        number,
+        stop: vec![],
+        max_new: 10,
+    };
+    let requests: Vec<Request> = (0..2).map(request).collect();
+    let mut drawn = 0;
+    generate(&other, &requests, 4, |_, token| {
+        let Drawing::Kept { ids, log_q } = &token.drawing else { panic!("a truncated row without its support") };
+        let place = ids.iter().position(|id| *id == token.token).unwrap();
+        assert!((log_q[place] - token.log_q).abs() < 1e-12);
+        assert!((log_q.iter().map(|x| x.exp()).sum::<f64>() - 1.0).abs() < 1e-9);
+        drawn += 1;
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert_eq!(drawn, 20);
+}
+
+/// Some steps of the whole trainer: forward, head, backward, optimiser, against the fused one.
+#[test]
+fn supervised_steps_lead_to_the_fused_weights() {
+    let fused = model(true, 6);
+    let other = plain(&fused, DType::F32);
+    let example = |seed| Example { prompt: ids(4, seed, 40), answer: ids(5, seed + 50, 40) };
+    let examples: Vec<Example> = (0..6).map(example).collect();
+    let rule = AdamW { lr: 1e-3, betas: (0.9, 0.99), eps: 1e-6, weight_decay: 0.1 };
+    let losses = [&fused, &other].map(|model| {
+        let mut optimiser = Optimiser::new(model.weights(), rule, 1.0);
+        (0..5).map(|_| supervised_step(model, &mut optimiser, &examples).unwrap()).collect::<Vec<f64>>()
+    });
+    for (want, got) in losses[0].iter().zip(&losses[1]) {
+        assert!((want - got).abs() <= 1e-4 * want, "{losses:?}");
+    }
+    assert!(losses[0][4] < losses[0][0]);
+}
+
+#[test]
+fn a_sampler_on_a_card_takes_half_the_bytes_of_its_matrices() {
+    for tied in [true, false] {
+        let fused = model(tied, 1);
+        let sampling = fused.weights().for_sampling(&Device::Cpu, tied).unwrap();
+        let bytes: usize = sampling.iter().map(|(_, var)| var.elem_count() * var.dtype().size_in_bytes()).sum();
+        let load =
+            Load { sequences: 1, longest: 1, tokens_per_pass: 1, longest_trained: 1, snapshots: 0, logits_bytes: 0 };
+        assert_eq!(memory::sampler(fused.config(), &load)["weights"], bytes as u64);
+        // The digest is of what the weights are, and the bf16 ones are others.
+        assert_ne!(sampling.digest().unwrap(), fused.weights().digest().unwrap());
+        sampling.assign(fused.weights()).unwrap();
+        let model = Qwen3::new(fused.config().clone(), sampling).unwrap().with_plain_operations(DType::BF16);
+        let (got, want) = (hidden(&model), hidden(&fused.clone().with_plain_operations(DType::BF16)));
+        assert_eq!(worst(&got, &want), 0.0, "bf16 weights are what a forward makes of the f32 ones");
+    }
+}
+
+fn qwen3(hidden: usize, inter: usize) -> Config {
+    Config {
+        vocab: 151_936,
+        hidden,
+        inter,
+        layers: 28,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        max_positions: 40_960,
+        rope_theta: 1e6,
+        rms_eps: 1e-6,
+        tied: true,
+        eos: vec![151_645],
+    }
+}
+
+#[test]
+fn the_qwen3_pairs_fit_their_cards() {
+    let load = Load {
+        sequences: 64,
+        longest: 1536,
+        tokens_per_pass: 2048,
+        longest_trained: 1024,
+        snapshots: 2,
+        logits_bytes: 256 << 20,
+    };
+    let pairs = [
+        ("0.6B on 80 GB", qwen3(1024, 3072), 596_049_920u64, 80_000_000_000),
+        ("1.7B on 141 GB", qwen3(2048, 6144), 1_720_574_976, 141_000_000_000),
+    ];
+    for (name, config, parameters, card) in pairs {
+        let (sampler, trainer) = (memory::sampler(&config, &load), memory::trainer(&config, &load));
+        assert_eq!(trainer["master weights"], 4 * parameters, "{name}");
+        assert_eq!(trainer["moments"], 8 * parameters, "{name}");
+        assert_eq!(sampler["cache"], 28 * 2 * 8 * 128 * 2 * 64 * 1792, "{name}");
+        let all = memory::total(&sampler) + memory::total(&trainer);
+        assert!(all < card, "{name} takes {all} bytes: {sampler:?} {trainer:?}");
+    }
+}
