@@ -27,7 +27,6 @@ test:
 	cargo test --workspace
 	$(MAKE) check-cuda
 	sh kernels/starts_anywhere.sh target/debug/lockstep
-	sh kernels/no_card.sh
 	$(MAKE) test-python
 	$(MAKE) browser
 
