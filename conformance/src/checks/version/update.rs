@@ -12,7 +12,7 @@ use crate::{
     target::Target,
     training,
 };
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream::select_all};
 use lockstep_core::{
     Batch, BatchPlan, Delta, Rollout, WeightVersion, delta::KvHistory, ports::SampleRequest, score::ScoredAt,
 };
@@ -93,8 +93,13 @@ async fn updated(target: &Target, (new, at_once): (WeightVersion, bool), shape: 
     let published = target.trainer()?.publish(new).await.at("trainer")?;
     let mut plan: BatchPlan = target.ask.plan(&target.ask.prompts, shape)?;
     let requests = plan.requests().to_vec();
-    let fresh = requests.iter().map(|request| SampleRequest { request: request.clone(), resumed: vec![] }).collect();
-    let mut stream = target.sampler()?.generate(fresh).await.at("sampler")?;
+    // A call for each prompt: an engine that answers one call after the other still has some to begin when the first ends.
+    let mut streams = Vec::new();
+    for group in requests.chunk_by(|one, next| one.group == next.group) {
+        let fresh = group.iter().map(|request| SampleRequest { request: request.clone(), resumed: vec![] }).collect();
+        streams.push(target.sampler()?.generate(fresh).await.at("sampler")?);
+    }
+    let mut stream = select_all(streams);
     let mut deltas = BTreeMap::<_, Vec<Delta>>::new();
     let mut loaded = at_once;
     if at_once {
