@@ -280,7 +280,7 @@ impl Qwen3 {
         let (heads, lens, net) = (self.heads(), &batch.lens, &self.detached);
         let append = cache.prepare(lens)?;
         let x = self.run(net, &batch, |layer, qkv| match (&append, cache.on_card()) {
-            (Some(append), Some(card)) => Ok(card.attend(layer, append, heads, qkv)?),
+            (Some(append), Some(card)) => Ok(card.attend(layer, (append, heads), qkv)?),
             _ => Ok(attention::cached(heads, lens, qkv, (&mut *cache, layer))?),
         })?;
         cache.advance(lens);

@@ -30,15 +30,25 @@ fn outcomes(out: &Path) -> BTreeMap<String, String> {
     files.map(|file| read(file.expect("the directory can be read"))).collect()
 }
 
+/// Takes outcomes away, as an end before them would.
+fn forget(out: &Path, arms: &[&str]) {
+    arms.iter().for_each(|arm| fs::remove_file(out.join("arms").join(arm)).expect("the outcome is there"));
+}
+
+fn reported(directory: &Path) -> Finished {
+    let mut report = lockstep(directory);
+    report.args(["experiment", "--report", "--out", "out"]);
+    run(report)
+}
+
 #[test]
 fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     let directory = temporary();
     let first = experiment(directory.path(), "out", &[]);
     assert_eq!(first.code, Some(0), "{}", first.stderr);
     let out = directory.path().join("out");
-    for file in ["plan.json", "floor.json", "results.csv", "report.html", "timings.jsonl"] {
-        assert!(out.join(file).is_file(), "no {file}");
-    }
+    let files = ["plan.json", "floor.json", "results.csv", "report.html", "timings.jsonl"];
+    assert_eq!(files.map(|file| out.join(file).is_file()), [true; 5], "{files:?}");
     assert!(first.stdout.contains("dlc_a-exact-trigger") && first.stdout.contains("bar 4"), "{}", first.stdout);
     let before = outcomes(&out);
     assert_eq!(before.len(), 6, "two references, the control and three methods");
@@ -46,10 +56,7 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     assert!(first.stderr.starts_with("6 of 6 arms to run, 2 at a time, about "), "{}", first.stderr);
     assert!(first.stderr.contains(" left] "), "plain lines tell the time left: {}", first.stderr);
 
-    let dropped = "is-exact-never-s1.json";
-    for dropped in [dropped, "dlc_a-exact-trigger-s1.json"] {
-        fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
-    }
+    forget(&out, &["is-exact-never-s1.json", "dlc_a-exact-trigger-s1.json"]);
     let again = experiment(directory.path(), "out", &[]);
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert!(again.stderr.starts_with("2 of 6 arms to run"), "{}", again.stderr);
@@ -61,10 +68,8 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     assert_eq!(other.code, Some(2));
     assert!(other.stderr.contains("holds an experiment of another setting"), "{}", other.stderr);
 
-    fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
-    let mut report = lockstep(directory.path());
-    report.args(["experiment", "--report", "--out", "out"]);
-    let report = run(report);
+    forget(&out, &["is-exact-never-s1.json"]);
+    let report = reported(directory.path());
     assert_eq!(report.code, Some(0), "{}", report.stderr);
     assert!(report.stdout.contains("1 of 6 arms are not done"), "{}", report.stdout);
 }

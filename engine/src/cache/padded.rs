@@ -78,8 +78,7 @@ impl Padded {
     pub(crate) fn attend(
         &mut self,
         layer: usize,
-        append: &Append,
-        heads: crate::fused::attention::Heads,
+        (append, heads): (&Append, crate::fused::attention::Heads),
         [q, k, v]: [&Tensor; 3],
     ) -> Result<Tensor> {
         let rows = append.places.dim(0)?;
