@@ -46,8 +46,7 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     assert!(first.stderr.starts_with("6 of 6 arms to run, 2 at a time, about "), "{}", first.stderr);
     assert!(first.stderr.contains(" left] "), "plain lines tell the time left: {}", first.stderr);
 
-    let dropped = "is-exact-never-s1.json";
-    for dropped in [dropped, "dlc_a-exact-trigger-s1.json"] {
+    for dropped in ["is-exact-never-s1.json", "dlc_a-exact-trigger-s1.json"] {
         fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
     }
     let again = experiment(directory.path(), "out", &[]);
@@ -56,12 +55,19 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     assert_eq!(outcomes(&out), before, "the same arms, the same numbers");
     let timings = fs::read_to_string(out.join("timings.jsonl")).expect("timings were written");
     assert_eq!(timings.lines().count(), 8, "two arms were run again, and no other");
+}
 
+#[test]
+fn another_setting_is_refused_and_what_is_missing_is_told() {
+    let directory = temporary();
+    let whole = experiment(directory.path(), "out", &[]);
+    assert_eq!(whole.code, Some(0), "{}", whole.stderr);
     let other = experiment(directory.path(), "out", &["--first-seed", "9"]);
     assert_eq!(other.code, Some(2));
     assert!(other.stderr.contains("holds an experiment of another setting"), "{}", other.stderr);
 
-    fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
+    let dropped = directory.path().join("out/arms/is-exact-never-s1.json");
+    fs::remove_file(dropped).expect("the outcome is there");
     let mut report = lockstep(directory.path());
     report.args(["experiment", "--report", "--out", "out"]);
     let report = run(report);
