@@ -30,25 +30,15 @@ fn outcomes(out: &Path) -> BTreeMap<String, String> {
     files.map(|file| read(file.expect("the directory can be read"))).collect()
 }
 
-/// Takes outcomes away, as an end before them would.
-fn forget(out: &Path, arms: &[&str]) {
-    arms.iter().for_each(|arm| fs::remove_file(out.join("arms").join(arm)).expect("the outcome is there"));
-}
-
-fn reported(directory: &Path) -> Finished {
-    let mut report = lockstep(directory);
-    report.args(["experiment", "--report", "--out", "out"]);
-    run(report)
-}
-
 #[test]
 fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     let directory = temporary();
     let first = experiment(directory.path(), "out", &[]);
     assert_eq!(first.code, Some(0), "{}", first.stderr);
     let out = directory.path().join("out");
-    let files = ["plan.json", "floor.json", "results.csv", "report.html", "timings.jsonl"];
-    assert_eq!(files.map(|file| out.join(file).is_file()), [true; 5], "{files:?}");
+    for file in ["plan.json", "floor.json", "results.csv", "report.html", "timings.jsonl"] {
+        assert!(out.join(file).is_file(), "no {file}");
+    }
     assert!(first.stdout.contains("dlc_a-exact-trigger") && first.stdout.contains("bar 4"), "{}", first.stdout);
     let before = outcomes(&out);
     assert_eq!(before.len(), 6, "two references, the control and three methods");
@@ -56,20 +46,31 @@ fn an_experiment_is_the_same_twice_and_goes_on_where_it_was_broken_off() {
     assert!(first.stderr.starts_with("6 of 6 arms to run, 2 at a time, about "), "{}", first.stderr);
     assert!(first.stderr.contains(" left] "), "plain lines tell the time left: {}", first.stderr);
 
-    forget(&out, &["is-exact-never-s1.json", "dlc_a-exact-trigger-s1.json"]);
+    for dropped in ["is-exact-never-s1.json", "dlc_a-exact-trigger-s1.json"] {
+        fs::remove_file(out.join("arms").join(dropped)).expect("the outcome is there");
+    }
     let again = experiment(directory.path(), "out", &[]);
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert!(again.stderr.starts_with("2 of 6 arms to run"), "{}", again.stderr);
     assert_eq!(outcomes(&out), before, "the same arms, the same numbers");
     let timings = fs::read_to_string(out.join("timings.jsonl")).expect("timings were written");
     assert_eq!(timings.lines().count(), 8, "two arms were run again, and no other");
+}
 
+#[test]
+fn another_setting_is_refused_and_what_is_missing_is_told() {
+    let directory = temporary();
+    let whole = experiment(directory.path(), "out", &[]);
+    assert_eq!(whole.code, Some(0), "{}", whole.stderr);
     let other = experiment(directory.path(), "out", &["--first-seed", "9"]);
     assert_eq!(other.code, Some(2));
     assert!(other.stderr.contains("holds an experiment of another setting"), "{}", other.stderr);
 
-    forget(&out, &["is-exact-never-s1.json"]);
-    let report = reported(directory.path());
+    let dropped = directory.path().join("out/arms/is-exact-never-s1.json");
+    fs::remove_file(dropped).expect("the outcome is there");
+    let mut report = lockstep(directory.path());
+    report.args(["experiment", "--report", "--out", "out"]);
+    let report = run(report);
     assert_eq!(report.code, Some(0), "{}", report.stderr);
     assert!(report.stdout.contains("1 of 6 arms are not done"), "{}", report.stdout);
 }
