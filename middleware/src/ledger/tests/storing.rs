@@ -186,7 +186,7 @@ fn only_whole_segments_of_consumed_plans_are_removed() {
 }
 
 #[test]
-fn a_decision_and_its_effect_are_records_of_number_16() {
+fn a_decision_and_its_effect_are_records_of_number_17() {
     use crate::resync::ResyncEvent;
     use lockstep_core::dlc::{EssReport, Forecast, Inputs, Policy, PolicyDecision, Reason, forecast::PastError};
     let ess = EssReport { token: 0.9, sequence: 0.4, horizon: 0.45, horizon_tokens: 24, sequences: 8, tokens: 64 };
@@ -214,5 +214,5 @@ fn a_decision_and_its_effect_are_records_of_number_16() {
         .iter()
         .map(|&at| u32::from_le_bytes(frame::read(&bytes[at..]).unwrap().payload[..4].try_into().unwrap()))
         .collect();
-    assert_eq!(numbers, vec![16; events.len()], "the number of a kind is part of the format");
+    assert_eq!(numbers, vec![17; events.len()], "the number of a kind is part of the format");
 }
