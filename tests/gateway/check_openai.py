@@ -91,7 +91,7 @@ def check_errors():
     assert refused(openai.BadRequestError, tools=TOOLS, tool_choice=forced).param == "tool_choice"
     assert "did you mean" in refused(openai.BadRequestError, extra_body={"topp": 0.5}).message
     lost = {"X-Rollout-ID": "p999999.r0"}
-    assert "p999999.r0" in refused(openai.NotFoundError, extra_headers=lost).message
+    assert "plan 999999" in refused(openai.NotFoundError, extra_headers=lost).message
 
 
 def check_conversation(stream):

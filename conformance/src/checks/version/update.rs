@@ -195,7 +195,7 @@ impl Edges<'_> {
             let all = self.labels.len();
             return Ok(Verdict::Fail(format!("{foreign} of {all} tokens carry neither {old} nor {new}")));
         }
-        let (before, after) = (self.shown(old), self.shown(new));
+        let (before, after) = (self.shown(old, None), self.shown(new, None));
         let line = |name: WeightVersion, shown: &Shown| {
             format!("{} entries labelled {name} stand {:.2} of the way", shown.change.count, shown.share)
         };
@@ -207,8 +207,12 @@ impl Edges<'_> {
         );
         let noise = self.noise();
         let clear = |shown: &Shown| moved::errors(&shown.change, noise) > EDGE_RESOLUTION;
-        let wrong =
-            (clear(&before) && before.share.abs() > NEAR) || (clear(&after) && (after.share - 1.0).abs() > NEAR);
+        let off = |shown: &Shown, share: f64| clear(shown) && (shown.share - share).abs() > NEAR;
+        // Of each answer by itself too: where one alone was under way, the others hide it.
+        let wrong = (0..self.batch.rollouts().len())
+            .map(Some)
+            .chain([None])
+            .any(|answer| off(&self.shown(old, answer), 0.0) || off(&self.shown(new, answer), 1.0));
         match (wrong, split, clear(&before) && clear(&after)) {
             (true, _, _) => Ok(Verdict::Fail(evidence)),
             (false, 0, _) => {
@@ -225,8 +229,10 @@ impl Edges<'_> {
         self.labels.get(&(at.rollout, at.position)).copied().unwrap_or((None, false))
     }
 
-    fn shown(&self, version: WeightVersion) -> Shown {
-        let watched = |row: &Row| self.label(row.at) == (Some(version), true);
+    /// The edges of one answer, or of all.
+    fn shown(&self, version: WeightVersion, answer: Option<usize>) -> Shown {
+        let own = |at: Place| answer.is_none_or(|answer| at.rollout == answer);
+        let watched = |row: &Row| own(row.at) && self.label(row.at) == (Some(version), true);
         Shown::of(self.batch, (&self.scores.0, &self.scores.1), watched)
     }
 
