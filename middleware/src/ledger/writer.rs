@@ -23,6 +23,9 @@ use std::{
 /// A segment that has this many bytes is closed, and a new one begun.
 pub const SEGMENT_BYTES: u64 = 64 << 20;
 
+/// From so many bytes on it is cheaper to hand a buffer to another thread than to wait for the disk.
+const WORTH_A_THREAD: usize = 128 << 10;
+
 /// An open ledger; the only writer of its directory.
 ///
 /// Keeps in memory the index of the open segment and the plans of the closed ones, whatever the ledger holds.
@@ -34,7 +37,9 @@ pub struct Ledger {
     path: PathBuf,
     /// Not here while a flush is under way.
     file: Option<Box<dyn DiskFile>>,
-    /// Started with the first flush that is not waited for.
+    /// Bytes from which on a flush is not waited for.
+    behind_from: usize,
+    /// Started with the first such flush.
     flusher: Option<Flusher>,
     /// Bytes in the file.
     written: u64,
@@ -85,6 +90,7 @@ impl Ledger {
         })?;
         let mut ledger = Self::on(Arc::new(RealDisk::new(directory)), segment_bytes)?;
         ledger._lock = Some(lock);
+        ledger.behind_from = WORTH_A_THREAD;
         Ok(ledger)
     }
 
@@ -107,6 +113,7 @@ impl Ledger {
             number: last,
             path,
             file: None,
+            behind_from: 0,
             flusher: None,
             written: 0,
             flushing: 0,
@@ -203,11 +210,14 @@ impl Ledger {
     }
 
     /// Begins to write what was appended, after what was begun before; more can be appended meanwhile. Acknowledged is what
-    /// the next [`Ledger::finish_sync`] or [`Ledger::sync`] has returned for.
+    /// the next [`Ledger::finish_sync`] or [`Ledger::sync`] has returned for. Little is written at once.
     ///
     /// # Errors
     /// As [`Ledger::sync`], of what was begun before; a thread that cannot be started.
     pub fn begin_sync(&mut self) -> Result<(), LedgerError> {
+        if self.pending.len() < self.behind_from {
+            return self.sync();
+        }
         let flush = self.flush()?;
         let flusher = match self.flusher.take() {
             Some(flusher) => flusher,
