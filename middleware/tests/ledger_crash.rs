@@ -61,6 +61,10 @@ fn parse(line: &str) -> Option<((RolloutId, u32), u32)> {
 
 /// What is wrong with the ledger, given what was acknowledged.
 fn fault(directory: &Path, acknowledged: &Acknowledged) -> Option<String> {
+    if acknowledged.is_empty() && !directory.join("000000.ledger").exists() {
+        // Killed before it had made a file; it owes nothing.
+        return None;
+    }
     let records = match ledger::read(directory) {
         Ok(records) => records,
         Err(error) => return Some(error.to_string()),
