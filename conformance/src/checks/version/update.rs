@@ -33,7 +33,7 @@ const NEAR: f64 = 0.25;
 const UNDER_WAY: u32 = 2;
 /// Times an update is tried when every answer was complete before it, or none was begun: in turn when the first tokens have
 /// come, and at once.
-const TRIES: u64 = 4;
+const TRIES: u64 = 6;
 
 /// `version.update`.
 pub const UPDATE: Check = Check {
