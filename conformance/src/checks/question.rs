@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 /// Ids kept where a support must be listed whole.
 pub(super) const LISTED: u32 = 16;
 
+/// Mass of ids that one of two reports may keep alone: rounding moves the edge of a nucleus.
+pub(super) const LONE: f64 = 0.1;
+
 /// How one token is asked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct How {

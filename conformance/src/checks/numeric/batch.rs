@@ -2,7 +2,7 @@
 
 use crate::{
     check::{Check, FalseAlarm, Finding},
-    checks::question::{self, How},
+    checks::question::{self, How, LONE},
     difference::{Difference, Place},
     faults::report as faults,
     obstacle::Obstacle,
@@ -13,8 +13,6 @@ const PROMPTS: u32 = 12;
 const LENGTH: u32 = 6;
 /// Requests that are sent alone.
 const ALONE: usize = 4;
-/// Mass of ids that one of two reports may keep alone: rounding moves the edge of a nucleus.
-const LONE: f64 = 0.1;
 
 /// `numeric.batch`.
 pub const BATCH: Check = Check {

@@ -2,7 +2,7 @@
 
 use crate::{
     check::{Check, FalseAlarm, Finding},
-    checks::question::{self, How},
+    checks::question::{self, How, LONE},
     difference::{Difference, Place},
     draw::{self, Shape},
     faults::prefill as faults,
@@ -11,9 +11,6 @@ use crate::{
 };
 use futures_util::TryStreamExt;
 use lockstep_core::{Batch, Delta, Rollout, Support, TokenId, ports::SampleRequest};
-
-/// Mass of ids that one of two reports may keep alone: rounding moves the edge of a nucleus.
-const LONE: f64 = 0.1;
 
 /// `numeric.prefill`.
 pub const PREFILL: Check = Check {

@@ -2,7 +2,7 @@
 
 use crate::{
     check::{Check, FalseAlarm, Finding},
-    checks::question,
+    checks::question::{self, LONE},
     difference::{self, Difference, Place, Row},
     draw::{self, Shape},
     faults::turns as faults,
@@ -13,8 +13,6 @@ use lockstep_core::{Batch, Rollout, TokenId};
 
 /// Ids of the turn that follows an answer.
 const TURN: u32 = 4;
-/// Mass of ids that one of two reports may keep alone: rounding moves the edge of a nucleus.
-const LONE: f64 = 0.1;
 
 /// `numeric.turns`.
 pub const TURNS: Check = Check {

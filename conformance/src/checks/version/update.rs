@@ -209,10 +209,8 @@ impl Edges<'_> {
         let clear = |shown: &Shown| moved::errors(&shown.change, noise) > EDGE_RESOLUTION;
         let off = |shown: &Shown, share: f64| clear(shown) && (shown.share - share).abs() > NEAR;
         // Of each answer by itself too: where one alone was under way, the others hide it.
-        let wrong = (0..self.batch.rollouts().len())
-            .map(Some)
-            .chain([None])
-            .any(|answer| off(&self.shown(old, answer), 0.0) || off(&self.shown(new, answer), 1.0));
+        let alone = |at| off(&self.shown(old, Some(at)), 0.0) || off(&self.shown(new, Some(at)), 1.0);
+        let wrong = off(&before, 0.0) || off(&after, 1.0) || (0..self.batch.rollouts().len()).any(alone);
         match (wrong, split, clear(&before) && clear(&after)) {
             (true, _, _) => Ok(Verdict::Fail(evidence)),
             (false, 0, _) => {
