@@ -2,38 +2,14 @@
 //! restart.
 
 use super::text::{Conversation, Text};
-use crate::task::mix;
+use crate::task::{
+    jsonl::{self, PromptError},
+    mix,
+};
 use lockstep_core::TokenId;
 use serde::Deserialize;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-
-/// A file that holds no prompts.
-#[derive(Debug, thiserror::Error)]
-pub enum PromptsError {
-    /// It cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What came back.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A line is wrong.
-    #[error("{} line {line}: {what}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Number of the line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// There is no line.
-    #[error("{} has no prompts", .0.display())]
-    Empty(PathBuf),
-}
+use std::path::Path;
 
 /// What else is in a line is the user's own.
 #[derive(Deserialize)]
@@ -55,23 +31,15 @@ impl Prompts {
     ///
     /// # Errors
     /// A file that cannot be read; by its number, a line that is none of these, is empty, or is outside the vocabulary.
-    pub fn load(path: &Path, seed: u64, text: Option<&dyn Text>, vocabulary: u32) -> Result<Self, PromptsError> {
-        let content = std::fs::read_to_string(path);
-        let content = content.map_err(|source| PromptsError::Read { path: path.to_owned(), source })?;
-        let lines = (1..).zip(content.lines()).filter(|(_, line)| !line.trim().is_empty());
-        let prompts = lines.map(|(line, written)| {
-            let wrong = |what: String| PromptsError::Line { path: path.to_owned(), line, what };
-            let ids = ids(written, text).map_err(wrong)?;
+    pub fn load(path: &Path, seed: u64, text: Option<&dyn Text>, vocabulary: u32) -> Result<Self, PromptError> {
+        let mut prompts = jsonl::read(path, |line| {
+            let ids = ids(line, text)?;
             match ids.iter().find(|id| id.0 >= vocabulary) {
-                Some(id) => Err(wrong(format!("token {id} is outside the vocabulary of {vocabulary}"))),
-                None if ids.is_empty() => Err(wrong("the prompt is empty".into())),
-                None => Ok((line, ids)),
+                Some(id) => Err(format!("token {id} is outside the vocabulary of {vocabulary}")),
+                None if ids.is_empty() => Err("the prompt is empty".into()),
+                None => Ok(ids),
             }
-        });
-        let mut prompts = prompts.collect::<Result<Vec<_>, PromptsError>>()?;
-        if prompts.is_empty() {
-            return Err(PromptsError::Empty(path.to_owned()));
-        }
+        })?;
         prompts.sort_by_key(|&(line, _)| (mix(seed, line as u64), line));
         Ok(Self { prompts })
     }
@@ -93,10 +61,7 @@ impl Prompts {
 }
 
 fn ids(line: &str, text: Option<&dyn Text>) -> Result<Vec<TokenId>, String> {
-    let line: Line = serde_json::from_str(line).map_err(|error| {
-        let what = error.to_string();
-        what.split(" at line").next().unwrap_or(&what).to_owned()
-    })?;
+    let line: Line = jsonl::object(line)?;
     let text = || text.ok_or_else(|| "it is text, and the gateway was started without --model DIR".to_owned());
     match line {
         Line { token_ids: Some(ids), prompt: None, messages: None } => Ok(ids),
@@ -116,7 +81,7 @@ fn ids(line: &str, text: Option<&dyn Text>) -> Result<Vec<TokenId>, String> {
 mod tests {
     use super::*;
 
-    fn load(content: &str) -> Result<Prompts, PromptsError> {
+    fn load(content: &str) -> Result<Prompts, PromptError> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("prompts.jsonl");
         std::fs::write(&path, content).unwrap();

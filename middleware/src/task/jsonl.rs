@@ -2,7 +2,7 @@
 
 use super::{Prompt, Task, Text, exact_match, mix};
 use lockstep_core::TokenId;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -56,29 +56,37 @@ impl JsonlTask {
     /// # Errors
     /// A file that cannot be read, a line that is no such object or has an empty prompt, by its number.
     pub fn load(path: &Path, seed: u64, text: Arc<dyn Text>) -> Result<Self, PromptError> {
-        let content = std::fs::read_to_string(path);
-        let content = content.map_err(|source| PromptError::Read { path: path.to_owned(), source })?;
-        let lines = content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let prompts = lines.map(|(at, line)| {
-            let wrong = |what: String| PromptError::Line { path: path.to_owned(), line: at + 1, what };
-            parse(line, &*text).map_err(wrong)
-        });
-        let prompts = prompts.collect::<Result<Vec<Prompt>, PromptError>>()?;
-        if prompts.is_empty() {
-            return Err(PromptError::Empty(path.to_owned()));
-        }
+        let prompts = read(path, |line| parse(line, &*text))?;
         let mut order: Vec<usize> = (0..prompts.len()).collect();
         order.sort_by_key(|&at| (mix(seed, at as u64), at));
-        let prompts = order.into_iter().map(|at| prompts[at].clone()).collect();
+        let prompts = order.into_iter().map(|at| prompts[at].1.clone()).collect();
         Ok(Self { path: path.to_owned(), prompts, seed, text })
     }
 }
 
-fn parse(line: &str, text: &dyn Text) -> Result<Prompt, String> {
-    let line: Line = serde_json::from_str(line).map_err(|error| {
+/// What stands in the lines of a file that are not blank, each with the number of its line, from 1; at least one.
+pub(crate) fn read<T>(path: &Path, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<(usize, T)>, PromptError> {
+    let content = std::fs::read_to_string(path);
+    let content = content.map_err(|source| PromptError::Read { path: path.to_owned(), source })?;
+    let lines = (1..).zip(content.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let prompts = lines.map(|(line, written)| {
+        let wrong = |what: String| PromptError::Line { path: path.to_owned(), line, what };
+        Ok((line, parse(written).map_err(wrong)?))
+    });
+    let prompts = prompts.collect::<Result<Vec<_>, PromptError>>()?;
+    if prompts.is_empty() { Err(PromptError::Empty(path.to_owned())) } else { Ok(prompts) }
+}
+
+/// The object of a line; its error leaves out the place, which is told with the file.
+pub(crate) fn object<T: DeserializeOwned>(line: &str) -> Result<T, String> {
+    serde_json::from_str(line).map_err(|error| {
         let what = error.to_string();
         what.split(" at line").next().unwrap_or(&what).to_owned()
-    })?;
+    })
+}
+
+fn parse(line: &str, text: &dyn Text) -> Result<Prompt, String> {
+    let line: Line = object(line)?;
     let ids = text.encode(&line.prompt)?;
     if ids.is_empty() {
         return Err("the prompt is empty".into());
