@@ -39,9 +39,12 @@ impl Flusher {
     pub(super) fn start() -> io::Result<Self> {
         let (jobs, waiting) = sync_channel::<Flush>(1);
         let (finished, done) = sync_channel(1);
-        let serve = move || waiting.into_iter().all(|flush| finished.send(flush.run()).is_ok());
         let thread = thread::Builder::new().name("ledger-flush".into()).spawn(move || {
-            serve();
+            for flush in waiting {
+                if finished.send(flush.run()).is_err() {
+                    return;
+                }
+            }
         })?;
         Ok(Self { jobs: Some(jobs), done, thread: Some(thread) })
     }

@@ -270,14 +270,7 @@ impl Ask {
         let answers = self.sampling.answers;
         let Some(named) = &self.named else {
             let params = |id: RolloutId| self.sampling.params(id, id.index % answers, own);
-            let requests = gateway.loose.requests(&self.prompts, params, answers)?;
-            if let Some(first) = requests.first().filter(|_| gateway.capture.is_on()) {
-                let opened = Record::PlanOpened { plan: first.id.plan, requests: requests.clone() };
-                gateway.capture.record(opened).await.map_err(captured)?;
-            }
-            let fresh =
-                |request| Order { request, have: Vec::new(), attempt: 1, planned: false, stops: None, permit: None };
-            return Ok(requests.into_iter().map(fresh).collect());
+            return gateway.open_loose(&self.prompts, params, answers).await;
         };
         let mut orders: Vec<Order> = Vec::with_capacity(named.len());
         let mut dispatched = Vec::new();

@@ -62,6 +62,11 @@ pub struct Order {
 }
 
 impl Order {
+    /// The order for an answer of no plan, with what there is of it.
+    pub(super) fn loose(request: Request, have: Vec<Arc<Delta>>) -> Self {
+        Self { request, have, attempt: 1, planned: false, stops: None, permit: None }
+    }
+
     /// The order for an answer of a plan.
     pub(super) fn planned(taken: Taken) -> Self {
         let Taken { request, have, attempt, .. } = taken;

@@ -108,7 +108,7 @@ impl Loose {
         }
         let (request, have) = inner.broken.remove(at).ok_or_else(unknown)?;
         inner.kept_tokens -= tokens(&have);
-        Ok(Order { request, have, attempt: 1, planned: false, stops: None, permit: None })
+        Ok(Order::loose(request, have))
     }
 }
 

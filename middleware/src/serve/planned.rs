@@ -82,6 +82,24 @@ impl Gateway {
         Ok((Order::planned(taken), first))
     }
 
+    /// The orders of a client that names no rollout, opened in the ledger. `params` has one entry an answer.
+    ///
+    /// # Errors
+    /// Those of `params`, a ledger that has stopped.
+    pub(super) async fn open_loose(
+        &self,
+        prompts: &[Vec<TokenId>],
+        params: impl Fn(RolloutId) -> Result<SamplingParams, Refusal>,
+        answers: u32,
+    ) -> Result<Vec<Order>, Refusal> {
+        let requests = self.loose.requests(prompts, params, answers)?;
+        if let Some(first) = requests.first().filter(|_| self.capture.is_on()) {
+            let opened = Record::PlanOpened { plan: first.id.plan, requests: requests.clone() };
+            self.capture.record(opened).await.map_err(captured)?;
+        }
+        Ok(requests.into_iter().map(|request| Order::loose(request, Vec::new())).collect())
+    }
+
     /// An answer has ended, or broken off with what there is of it.
     pub(super) fn ended(&self, request: &Request, deltas: Vec<Arc<Delta>>) {
         let finished = deltas.last().is_some_and(|delta| delta.finish.is_some());

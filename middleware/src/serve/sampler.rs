@@ -8,7 +8,6 @@ use super::{
     refusal::Refusal,
     updates::CacheEffect,
 };
-use crate::ledger::Record;
 use async_trait::async_trait;
 use axum::http::StatusCode;
 use futures_util::{StreamExt, stream};
@@ -114,14 +113,9 @@ impl Through {
         }
         let permit = gateway.in_flight.clone().try_acquire_owned();
         let permit = Some(permit.map_err(|_| Refusal::busy(gateway.options.in_flight))?);
-        let requests = gateway.loose.requests(&[prompt], |_| Ok(params.clone()), 1)?;
-        let request = requests.first().cloned().ok_or_else(|| Refusal::internal("a plan without a request"))?;
-        if gateway.capture.is_on() {
-            let opened = Record::PlanOpened { plan: request.id.plan, requests };
-            let kept = gateway.capture.record(opened).await;
-            kept.map_err(|error| Refusal::internal(error.to_string()))?;
-        }
-        let order = Order { request, have: Vec::new(), attempt: 1, planned: false, stops: None, permit };
+        let orders = gateway.open_loose(&[prompt], |_| Ok(params.clone()), 1).await?;
+        let order = orders.into_iter().next().ok_or_else(|| Refusal::internal("a plan without a request"))?;
+        let order = Order { permit, ..order };
         let (halt, running) = (Arc::new(Notify::new()), self.running.clone());
         lock(&running).insert(id, halt.clone());
         Ok(Named { id, resumed, answer: draw::start(gateway.clone(), order), halt, running })

@@ -185,8 +185,7 @@ impl proto::middleware_server::Middleware for Service {
         let Some(outcome) = self.decide(&report, version) else { return Ok(Response::new(keep)) };
         for event in outcome.events {
             event.log();
-            let kept = self.gateway.capture.record_durably(Record::Synchronisation(event)).await;
-            kept.map_err(|error| Status::internal(error.to_string()))?;
+            self.gateway.keep(Record::Synchronisation(event)).await?;
         }
         let (resynchronise, ess) = (outcome.resync.is_some(), trigger.watched(ess));
         Ok(Response::new(proto::ResyncDecision { resynchronise, ess, ..keep }))
@@ -195,9 +194,7 @@ impl proto::middleware_server::Middleware for Service {
     async fn synchronise(&self, request: Request<proto::PublishedWeights>) -> Result<Response<proto::Stamp>, Status> {
         let weights = PublishedWeights::try_from(request.into_inner())?;
         let stamp = self.give(&weights).await?;
-        let record = Record::Resync(ResyncRecord { weights, stamp: stamp.clone() });
-        let kept = self.gateway.capture.record_durably(record).await;
-        kept.map_err(|error| Status::internal(error.to_string()))?;
+        self.gateway.keep(Record::Resync(ResyncRecord { weights, stamp: stamp.clone() })).await?;
         Ok(Response::new((&stamp).into()))
     }
 
