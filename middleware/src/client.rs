@@ -1,6 +1,6 @@
 //! A sampler or a trainer in another process, as the ports it serves.
 
-mod sampler;
+pub(crate) mod sampler;
 mod trainer;
 
 pub use sampler::SamplerClient;
@@ -8,7 +8,15 @@ pub use trainer::TrainerClient;
 
 use crate::wire::WireError;
 use lockstep_core::ports::PortError;
-use tonic::{Code, Status};
+use std::{error::Error, time::Duration};
+use tonic::{Code, Status, transport::Endpoint};
+
+/// How long a connection may take to be made.
+const CONNECT_WITHIN: Duration = Duration::from_secs(20);
+
+fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(CONNECT_WITHIN))
+}
 
 fn port_error(who: &'static str) -> impl Fn(Status) -> PortError {
     move |status| {
@@ -16,6 +24,8 @@ fn port_error(who: &'static str) -> impl Fn(Status) -> PortError {
         match status.code() {
             Code::FailedPrecondition | Code::InvalidArgument => PortError::Refused(what),
             Code::Unavailable | Code::Cancelled => PortError::Unavailable(what),
+            // What the other side sent has no source: this was made here, of a connection that broke.
+            _ if status.source().is_some() => PortError::Unavailable(what),
             _ => PortError::Failed(what),
         }
     }
@@ -28,7 +38,7 @@ fn unreadable(who: &'static str) -> impl Fn(WireError) -> PortError {
 fn unreachable(who: &'static str, address: &str) -> impl Fn(tonic::transport::Error) -> PortError {
     let address = address.to_owned();
     move |error| {
-        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         PortError::Unavailable(format!("no {who} at {address}: {cause}"))
     }
 }

@@ -62,6 +62,8 @@ pub struct PlanFacts {
     pub rollouts: Vec<RolloutId>,
     /// Batches trained on before it was opened.
     pub after: usize,
+    /// Plans that might be open at a time when it was opened, where that is known.
+    pub max_open_plans: Option<u64>,
     /// A rollout of it that had tokens before it was opened, if there is one.
     pub sampled_before: Option<RolloutId>,
 }
@@ -77,15 +79,13 @@ pub struct BatchFacts {
     pub before: Option<WeightVersion>,
     /// Whether the order within the batch is the trainer's own.
     pub any_order: bool,
+    /// Width of the window in which it might overtake older plans; 1 is strict.
+    pub window: u64,
 }
 
 /// A run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Account {
-    /// Plans that may be open at a time, where that is known.
-    pub max_open_plans: Option<u64>,
-    /// Width of the window in which a plan may overtake older ones; 1 is strict.
-    pub window: u64,
     /// Every rollout dispatched.
     pub rollouts: BTreeMap<RolloutId, RolloutFacts>,
     /// Every plan, in the order of their opening.
@@ -94,8 +94,17 @@ pub struct Account {
     pub batches: Vec<BatchFacts>,
 }
 
-/// Plans whose trainer drives the loop, and the place of their batch.
-type Driven = BTreeMap<u64, usize>;
+/// What is known on the way through a ledger.
+#[derive(Debug)]
+struct Reading {
+    /// Answers complete so far.
+    arrivals: u64,
+    /// Plans whose trainer drives the loop, and the place of their batch.
+    driven: BTreeMap<u64, usize>,
+    /// The bounds in force, which a restart may change.
+    max_open_plans: Option<u64>,
+    window: u64,
+}
 
 /// Whether a record is of a request of no plan, which nobody trains on.
 fn is_loose(record: &Record) -> bool {
@@ -125,14 +134,13 @@ impl Account {
     /// # Errors
     /// A ledger without a step.
     pub fn of(records: &[Record]) -> Result<Self, AccountError> {
-        let mut account =
-            Self { max_open_plans: None, window: 1, rollouts: BTreeMap::new(), plans: vec![], batches: vec![] };
-        let (mut arrivals, mut driven) = (0, Driven::default());
+        let mut account = Self { rollouts: BTreeMap::new(), plans: vec![], batches: vec![] };
+        let mut reading = Reading { arrivals: 0, driven: BTreeMap::new(), max_open_plans: None, window: 1 };
         for record in records.iter().filter(|record| !is_loose(record)) {
             match record {
-                Record::Trained { plan, rollouts } => account.trained_on(*plan, rollouts, &mut driven),
-                Record::Misreported { plan, rollouts } => account.batch(*plan, rollouts),
-                _ => account.take(record, &mut arrivals),
+                Record::Trained { plan, rollouts } => account.trained_on(*plan, rollouts, &mut reading),
+                Record::Misreported { plan, rollouts } => account.batch(*plan, rollouts, reading.window),
+                _ => account.take(record, &mut reading),
             }
         }
         if account.batches.is_empty() {
@@ -148,19 +156,19 @@ impl Account {
     }
 
     /// A batch, as the trainer that drives the loop tells it.
-    fn batch(&mut self, plan: u64, rollouts: &[TrainedOn]) {
+    fn batch(&mut self, plan: u64, rollouts: &[TrainedOn], window: u64) {
         let trained = rollouts.iter().map(|it| (it.rollout, it.masked_in)).collect();
-        self.batches.push(BatchFacts { plan: Some(plan), trained, before: None, any_order: true });
+        self.batches.push(BatchFacts { plan: Some(plan), trained, before: None, any_order: true, window });
     }
 
     /// Ranks report their parts one after the other: together they are one batch.
-    fn trained_on(&mut self, plan: u64, rollouts: &[TrainedOn], driven: &mut Driven) {
-        if let Some(batch) = driven.get(&plan).and_then(|&at| self.batches.get_mut(at)) {
+    fn trained_on(&mut self, plan: u64, rollouts: &[TrainedOn], reading: &mut Reading) {
+        if let Some(batch) = reading.driven.get(&plan).and_then(|&at| self.batches.get_mut(at)) {
             batch.trained.extend(rollouts.iter().map(|it| (it.rollout, it.masked_in)));
             return;
         }
-        driven.insert(plan, self.batches.len());
-        self.batch(plan, rollouts);
+        reading.driven.insert(plan, self.batches.len());
+        self.batch(plan, rollouts, reading.window);
     }
 
     /// The ids of everything trained on.
@@ -172,23 +180,25 @@ impl Account {
         self.rollouts.entry(id).or_insert_with(|| RolloutFacts::new(id, 0))
     }
 
-    fn take(&mut self, record: &Record, arrivals: &mut u64) {
+    /// A plan of rollouts, each with its group.
+    fn opened(&mut self, plan: u64, rollouts: Vec<(RolloutId, u32)>, max_open_plans: Option<u64>) {
+        let mut ids = rollouts.iter().map(|&(id, _)| id);
+        let sampled_before = ids.find(|id| self.rollouts.get(id).is_some_and(|it| it.tokens > 0));
+        rollouts.iter().for_each(|&(id, group)| self.of_rollout(id).group = group);
+        let rollouts = rollouts.into_iter().map(|(id, _)| id).collect();
+        self.plans.push(PlanFacts { plan, rollouts, after: self.batches.len(), max_open_plans, sampled_before });
+    }
+
+    fn take(&mut self, record: &Record, reading: &mut Reading) {
         match record {
             Record::PlanOpened { plan, requests } => {
-                let early = requests.iter().map(|request| request.id);
-                let sampled_before = early.clone().find(|id| self.rollouts.get(id).is_some_and(|it| it.tokens > 0));
-                for request in requests {
-                    self.of_rollout(request.id).group = request.group;
-                }
-                let after = self.batches.len();
-                self.plans.push(PlanFacts { plan: *plan, rollouts: early.collect(), after, sampled_before });
+                let rollouts = requests.iter().map(|request| (request.id, request.group));
+                self.opened(*plan, rollouts.collect(), reading.max_open_plans);
             }
             Record::PlanReserved { plan, groups, answers } => {
-                let ids = (0..groups * answers).map(|index| RolloutId { plan: *plan, index });
-                let sampled_before = ids.clone().find(|id| self.rollouts.get(id).is_some_and(|it| it.tokens > 0));
-                ids.clone().for_each(|id| self.of_rollout(id).group = id.index / answers.max(&1));
-                let after = self.batches.len();
-                self.plans.push(PlanFacts { plan: *plan, rollouts: ids.collect(), after, sampled_before });
+                let rollout = |index| (RolloutId { plan: *plan, index }, index / answers.max(&1));
+                let rollouts = (0..groups * answers).map(rollout);
+                self.opened(*plan, rollouts.collect(), reading.max_open_plans);
             }
             Record::Delta(delta) => {
                 let rollout = self.of_rollout(delta.rollout);
@@ -201,8 +211,8 @@ impl Account {
                     rollout.first_version = delta.stamp.version();
                 }
                 if delta.finish.is_some() {
-                    rollout.arrival = Some(*arrivals);
-                    *arrivals += 1;
+                    rollout.arrival = Some(reading.arrivals);
+                    reading.arrivals += 1;
                 }
             }
             Record::Reward { rollout, reward } | Record::RewardFailed { rollout, counts_as: reward, .. } => {
@@ -210,10 +220,11 @@ impl Account {
             }
             Record::Consumed { plan, rollouts, before, .. } => {
                 let trained = rollouts.iter().map(|&id| (id, 0)).collect();
-                self.batches.push(BatchFacts { plan: Some(*plan), trained, before: Some(*before), any_order: false });
+                let (plan, before, window) = (Some(*plan), Some(*before), reading.window);
+                self.batches.push(BatchFacts { plan, trained, before, any_order: false, window });
             }
             Record::Dispatch { max_open_plans, window } => {
-                (self.max_open_plans, self.window) = (Some(u64::from(*max_open_plans)), u64::from(*window));
+                (reading.max_open_plans, reading.window) = (Some(u64::from(*max_open_plans)), u64::from(*window));
             }
             Record::Sent(sent) => self.sent(sent),
             Record::Arrived { rollout, at } => self.of_rollout(*rollout).arrived_at = Some(*at),

@@ -57,7 +57,8 @@ pub(super) fn compare(account: &Account, value: impl Fn(&RolloutFacts) -> Option
 pub(super) fn reached(account: &Account, trained: &BTreeSet<RolloutId>) -> BTreeSet<u64> {
     let touched: BTreeSet<u64> = trained.iter().map(|id| id.plan).collect();
     let newest = touched.last().copied().unwrap_or(0);
-    let passed = account.plans.iter().map(|plan| plan.plan).filter(|plan| plan + account.window <= newest);
+    let window = account.batches.last().map_or(1, |batch| batch.window);
+    let passed = account.plans.iter().map(|plan| plan.plan).filter(|plan| plan + window <= newest);
     passed.chain(touched.iter().copied()).collect()
 }
 

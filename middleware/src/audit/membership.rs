@@ -16,9 +16,9 @@ pub(super) fn broken(account: &Account) -> Vec<String> {
             broken.push(format!("batch {at} trains on plan {plan} again"));
         }
         if let Some(&oldest) = open.first()
-            && plan >= oldest + account.window
+            && plan >= oldest + batch.window
         {
-            let window = account.window;
+            let window = batch.window;
             broken.push(format!("batch {at}, plan {plan}, passes over plan {oldest}; the window is {window}"));
         }
     }
@@ -37,7 +37,7 @@ fn opened(account: &Account) -> impl Iterator<Item = String> + '_ {
         let number = plan.plan;
         let early = plan.sampled_before.map(|id| format!("{id} had tokens before plan {number} was opened"));
         let open = place.saturating_sub(plan.after) as u64;
-        let full = account.max_open_plans.filter(|&max| open >= max);
+        let full = plan.max_open_plans.filter(|&max| open >= max);
         let full = full.map(|max| format!("plan {number} was opened while {open} were open, at most {max} may be"));
         early.into_iter().chain(full)
     })

@@ -98,6 +98,21 @@ fn passing_over_opening_early_masking_and_sampling_again_are_named() {
     assert_eq!(first(&early), "p1.r2 had tokens before plan 1 was opened");
 }
 
+/// A restart may change the bounds; what was done before is judged by those of its time.
+#[test]
+fn every_plan_is_judged_by_the_bounds_of_its_time() {
+    let mut narrower = sound();
+    narrower.retain(|record| !matches!(record, Record::Consumed { .. }));
+    let consumed = sound().into_iter().filter(|record| matches!(record, Record::Consumed { .. }));
+    narrower[0] = Record::Dispatch { max_open_plans: 3, window: 1 };
+    narrower.push(Record::Dispatch { max_open_plans: 1, window: 1 });
+    narrower.extend(consumed);
+    assert_eq!(audit(&narrower).broken, [""; 0]);
+    narrower.remove(0);
+    narrower.insert(0, Record::Dispatch { max_open_plans: 1, window: 1 });
+    assert_eq!(audit(&narrower).broken[0], "plan 1 was opened while 1 were open, at most 1 may be");
+}
+
 #[test]
 fn steps_that_were_lost_and_made_again_count_once() {
     let mut records = sound();

@@ -1,6 +1,6 @@
 //! A sampler in another process.
 
-use super::{port_error, unreachable, unreadable};
+use super::{endpoint, port_error, unreachable, unreadable};
 use crate::wire::{
     MAX_MESSAGE,
     batch::write_requests,
@@ -16,10 +16,19 @@ use lockstep_core::{
         SamplerCapabilities,
     },
 };
-use std::sync::Arc;
-use tonic::transport::Channel;
+use std::{sync::Arc, time::Duration};
+use tonic::transport::{Channel, Endpoint};
 
 const WHO: &str = "sampler";
+
+/// A sampler that answers pings within this time, and is asked for one when it said nothing for as long, is there. Without pings a
+/// connection that was cut without a word (a host that lost its power, a router that forgot it) takes calls for ever.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// With pings while a call is open. A sampler streams while it draws, which is what servers that count pings want to see.
+pub(crate) fn pinged(endpoint: Endpoint) -> Endpoint {
+    endpoint.http2_keep_alive_interval(SILENCE).keep_alive_timeout(SILENCE)
+}
 
 /// Speaks to the sampler at an address.
 #[derive(Debug, Clone)]
@@ -35,8 +44,16 @@ impl SamplerClient {
     /// # Errors
     /// Nobody at the address, or somebody who does not describe themselves.
     pub async fn connect(address: &str) -> PortResult<Self> {
-        let client = sampler_client::SamplerClient::connect(format!("http://{address}"));
-        let client = client.await.map_err(unreachable(WHO, address))?.max_decoding_message_size(MAX_MESSAGE);
+        let channel = async { pinged(endpoint(address)?).connect().await }.await.map_err(unreachable(WHO, address))?;
+        Self::over(channel).await
+    }
+
+    /// Asks what is behind a connection.
+    ///
+    /// # Errors
+    /// Somebody who does not describe themselves.
+    pub(crate) async fn over(channel: Channel) -> PortResult<Self> {
+        let client = sampler_client::SamplerClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
         let description = client.clone().describe(proto::Empty {}).await.map_err(port_error(WHO))?.into_inner();
         let profile = required(description.profile, "sampler description", "profile").map_err(unreadable(WHO))?;
         let profile = SamplerProfile::try_from(profile).map_err(unreadable(WHO))?;

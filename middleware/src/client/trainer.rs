@@ -1,6 +1,6 @@
 //! A trainer in another process.
 
-use super::{port_error, unreachable, unreadable};
+use super::{endpoint, port_error, unreachable, unreadable};
 use crate::wire::{
     MAX_MESSAGE,
     batch::{Purpose, ScoreReader, write_batch},
@@ -33,8 +33,8 @@ impl TrainerClient {
     /// # Errors
     /// Nobody at the address, or somebody who does not describe themselves.
     pub async fn connect(address: &str) -> PortResult<Self> {
-        let client = trainer_client::TrainerClient::connect(format!("http://{address}"));
-        let client = client.await.map_err(unreachable(WHO, address))?.max_decoding_message_size(MAX_MESSAGE);
+        let channel = async { endpoint(address)?.connect().await }.await.map_err(unreachable(WHO, address))?;
+        let client = trainer_client::TrainerClient::new(channel).max_decoding_message_size(MAX_MESSAGE);
         let mut trainer = Self { client, snapshots: false };
         trainer.snapshots = trainer.describe().await?.snapshots;
         Ok(trainer)

@@ -21,8 +21,9 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     future::Future,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
+use tokio::time::Instant;
 
 /// Judges an answer of a sealed batch.
 pub type Judge = Arc<dyn Fn(&Rollout) -> Outcome + Send + Sync>;
@@ -245,7 +246,7 @@ impl Driver {
         let due = self.leases.next().map(|end| self.began + Duration::from_millis(end));
         let expired = async {
             match due {
-                Some(due) => tokio::time::sleep_until(due.into()).await,
+                Some(due) => tokio::time::sleep_until(due).await,
                 None => std::future::pending().await,
             }
         };

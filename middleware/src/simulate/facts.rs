@@ -38,7 +38,8 @@ impl Facts {
             self.rollouts.insert(id, RolloutFacts::new(id, index / scenario.answers));
         }
         let rollouts = (0..scenario.planned()).map(|index| RolloutId { plan, index }).collect();
-        self.plans.push(PlanFacts { plan, rollouts, after: self.batches.len(), sampled_before: None });
+        let (after, max_open_plans) = (self.batches.len(), Some(u64::from(scenario.rules.max_open_plans)));
+        self.plans.push(PlanFacts { plan, rollouts, after, max_open_plans, sampled_before: None });
     }
 
     pub(super) fn of(&mut self, rollout: RolloutId) -> &mut RolloutFacts {
@@ -76,9 +77,10 @@ impl Facts {
         (facts.tokens, facts.first_version) = (0, None);
     }
 
-    pub(super) fn trained(&mut self, batch: &[RolloutId], step: Step) {
+    pub(super) fn trained(&mut self, scenario: &Scenario, batch: &[RolloutId], step: Step) {
         let trained = batch.iter().map(|&rollout| (rollout, self.tokens(rollout))).collect();
-        self.batches.push(BatchFacts { plan: None, trained, before: Some(version(step)), any_order: false });
+        let (before, window) = (Some(version(step)), scenario.rules.window());
+        self.batches.push(BatchFacts { plan: None, trained, before, any_order: false, window });
     }
 
     pub(super) fn tokens(&self, rollout: RolloutId) -> u32 {
@@ -99,15 +101,8 @@ impl Facts {
         arrived.saturating_sub(self.first_step(rollout))
     }
 
-    pub(super) fn account(self, scenario: &Scenario) -> Account {
-        let rules = scenario.rules;
-        Account {
-            max_open_plans: Some(u64::from(rules.max_open_plans)),
-            window: rules.window(),
-            rollouts: self.rollouts,
-            plans: self.plans,
-            batches: self.batches,
-        }
+    pub(super) fn account(self) -> Account {
+        Account { rollouts: self.rollouts, plans: self.plans, batches: self.batches }
     }
 }
 

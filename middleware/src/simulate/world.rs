@@ -114,7 +114,7 @@ impl<'a> World<'a> {
             largest_lag: self.largest_lag,
             ticks: self.now,
             failure: self.failure,
-            account: self.facts.account(self.scenario),
+            account: self.facts.account(),
         }
     }
 
@@ -356,7 +356,7 @@ impl<'a> World<'a> {
     /// The step is made: its plan is closed, and the samplers get the new weights.
     fn trained(&mut self) {
         let Some((plan, batch)) = self.training.take() else { return };
-        self.facts.trained(&batch, self.step);
+        self.facts.trained(self.scenario, &batch, self.step);
         let drawing: Vec<RolloutId> = self.drawing.keys().copied().collect();
         for &rollout in &drawing {
             self.count(rollout, self.progress(rollout, 1));
