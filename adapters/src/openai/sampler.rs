@@ -21,6 +21,7 @@ use tokio::sync::Mutex;
 /// A server that speaks `/v1/completions` and no ids.
 #[derive(Debug)]
 pub struct OpenAiSampler {
+    owner: Option<String>,
     inner: Arc<Inner>,
 }
 
@@ -44,7 +45,8 @@ impl OpenAiSampler {
         let Some(list) = models["data"].as_array().filter(|_| reply.status.is_success()) else {
             return Err(PortError::Refused(format!("{} has no list of models at /v1/models", http.base())));
         };
-        let model = list.first().and_then(|model| model["id"].as_str()).map(str::to_owned);
+        let first = |field| list.first().and_then(|model| model[field].as_str()).map(str::to_owned);
+        let (model, owner) = (first("id"), first("owned_by"));
         let unsaid = || "not reported".to_owned();
         let profile = Arc::new(SamplerProfile {
             engine: "openai-shaped".into(),
@@ -54,7 +56,12 @@ impl OpenAiSampler {
             log_probs: LogProbMeaning::Drawn,
             dtypes: Dtypes { weights: unsaid(), activations: unsaid(), kv_cache: unsaid(), head: unsaid() },
         });
-        Ok(Self { inner: Arc::new(Inner { http, model, profile, texts: Mutex::default() }) })
+        Ok(Self { owner, inner: Arc::new(Inner { http, model, profile, texts: Mutex::default() }) })
+    }
+
+    /// Who owns the server's first model, as its list says.
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
     }
 }
 

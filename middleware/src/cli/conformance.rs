@@ -24,7 +24,7 @@ use std::{
 /// Without addresses the built-in pair is started and checked, through the ports an outside pair would use.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// An engine by its URL (vLLM, SGLang, llama.cpp), a sampler that speaks lockstep.proto by its HOST:PORT, a file that
+    /// An engine or a gateway by its URL (vLLM, SGLang, llama.cpp, lockstep serve), a sampler that speaks lockstep.proto by its HOST:PORT, a file that
     /// `lockstep record` wrote, or candle:qwen3 and candle:quantized-qwen3 for candle's own models beside the built-in trainer.
     #[arg(long, value_name = "URL")]
     sampler: Option<String>,

@@ -17,7 +17,7 @@ const LENGTH: u32 = 8;
 /// Where a pair is, and how it is asked.
 #[derive(Debug, Clone)]
 pub struct Outside {
-    /// An engine at a URL, or a sampler at HOST:PORT.
+    /// An engine or a gateway at a URL, or a sampler at HOST:PORT.
     pub sampler: Option<String>,
     /// A trainer at HOST:PORT.
     pub trainer: Option<String>,
@@ -73,8 +73,7 @@ async fn within<T>(patience: Duration, call: impl Future<Output = PortResult<T>>
 
 async fn sampler(address: &str) -> PortResult<Ports> {
     if !address.contains("://") {
-        let sampler = Arc::new(SamplerClient::connect(address).await?);
-        return Ok((sampler.clone(), Some(sampler)));
+        return speaks_ours(address).await;
     }
     // The suite finds out by itself whether the engine tells the truth.
     let options = Options { on_finding: OnFinding::Report, ..Options::default() };
@@ -83,11 +82,20 @@ async fn sampler(address: &str) -> PortResult<Ports> {
         // None of the engines that speak ids; one that speaks texts can at least be asked what its log-probs mean.
         Err(AdapterError::Port(PortError::Refused(why))) => {
             let texts = OpenAiSampler::connect(address, &options).await;
-            Ok((Arc::new(texts.map_err(|other| PortError::Refused(format!("{why}; {other}")))?), None))
+            let texts = texts.map_err(|other| PortError::Refused(format!("{why}; {other}")))?;
+            match (texts.owner(), address.strip_prefix("http://")) {
+                (Some(crate::serve::OWNER), Some(gateway)) => speaks_ours(gateway.trim_end_matches('/')).await,
+                _ => Ok((Arc::new(texts), None)),
+            }
         }
         Err(AdapterError::Port(error)) => Err(error),
         Err(other) => Err(PortError::Refused(other.to_string())),
     }
+}
+
+async fn speaks_ours(address: &str) -> PortResult<Ports> {
+    let sampler = Arc::new(SamplerClient::connect(address).await?);
+    Ok((sampler.clone(), Some(sampler)))
 }
 
 /// Prompts of ids spread over the vocabulary.

@@ -105,6 +105,8 @@ pub struct Options {
     pub judging: Judging,
 }
 
+/// Owner of the models of a gateway, in its list of them: how one is told from an engine.
+pub(crate) const OWNER: &str = "lockstep";
 /// Plans that may be open at a time unless something else is asked.
 pub const OPEN_PLANS: u32 = 8;
 /// How often an answer of a pulled plan may break off.

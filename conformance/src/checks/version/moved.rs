@@ -51,6 +51,15 @@ pub(super) fn errors(change: &Difference, noise: f64) -> f64 {
     change.rms() * (change.count as f64).sqrt() / noise.max(f64::MIN_POSITIVE)
 }
 
+/// The rows of a batch that leave a choice, each at the old weights and at the new ones.
+pub(super) fn pairs<'a>(
+    batch: &'a Batch,
+    (at_old, at_new): (&'a ScoredAt, &'a ScoredAt),
+) -> impl Iterator<Item = (Row, Row)> + 'a {
+    let pairs = difference::rows(batch, at_old).zip(difference::rows(batch, at_new));
+    pairs.filter(|(old, _)| difference::has_choice(&old.support))
+}
+
 /// How a sampler's log-probs stand between two versions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shown {
@@ -64,11 +73,16 @@ pub(super) struct Shown {
 
 impl Shown {
     /// Over the watched rows of a batch.
-    pub(super) fn of(batch: &Batch, (at_old, at_new): (&ScoredAt, &ScoredAt), watched: impl Fn(&Row) -> bool) -> Self {
+    pub(super) fn of(batch: &Batch, scores: (&ScoredAt, &ScoredAt), watched: impl Fn(&Row) -> bool) -> Self {
+        let pairs: Vec<(Row, Row)> = pairs(batch, scores).filter(|(old, _)| watched(old)).collect();
+        Self::over(&pairs)
+    }
+
+    /// Over rows, each at the old weights and at the new ones.
+    pub(super) fn over<'a>(pairs: impl IntoIterator<Item = &'a (Row, Row)>) -> Self {
         let (mut shown, mut whole) = (0.0, 0.0);
         let (mut change, mut residue) = (Difference::default(), Difference::default());
-        let pairs = difference::rows(batch, at_old).zip(difference::rows(batch, at_new));
-        for (old, new) in pairs.filter(|(old, _)| watched(old) && difference::has_choice(&old.support)) {
+        for (old, new) in pairs {
             let scores = old.scores.log_p.iter().zip(&new.scores.log_p);
             for (log_q, (log_old, log_new)) in old.support.log_q().iter().zip(scores) {
                 shown += (log_q - log_old) * (log_new - log_old);

@@ -4,7 +4,7 @@ use super::moved::{self, Shown};
 use crate::{
     check::{Check, FalseAlarm, Finding, Verdict},
     checks::question,
-    difference::{self, Place, Row},
+    difference::{Place, Row},
     draw::{self, Shape},
     faults::update as faults,
     figure::{Figure, Run},
@@ -13,10 +13,8 @@ use crate::{
     training,
 };
 use futures_util::{StreamExt, stream::select_all};
-use lockstep_core::{
-    Batch, BatchPlan, Delta, Rollout, WeightVersion, delta::KvHistory, ports::SampleRequest, score::ScoredAt,
-};
-use std::collections::BTreeMap;
+use lockstep_core::{Batch, BatchPlan, Delta, Rollout, WeightVersion, delta::KvHistory, ports::SampleRequest};
+use std::{collections::BTreeMap, ops::Range};
 
 /// Answers to each prompt that the weights are moved on.
 const PROBED: u32 = 4;
@@ -31,9 +29,25 @@ const EDGE_RESOLUTION: f64 = 40.0;
 const NEAR: f64 = 0.25;
 /// Answers to each prompt during which the weights are replaced: the more, the longer a step of all of them takes.
 const UNDER_WAY: u32 = 2;
-/// Times an update is tried when every answer was complete before it, or none was begun: in turn when the first tokens have
-/// come, and at once.
+/// Times an update is tried when every answer was complete before it, or none was begun.
 const TRIES: u64 = 6;
+
+/// When an update comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// With the first tokens of any answer.
+    First,
+    /// With the first tokens of every answer, or the end of one.
+    Every,
+    /// As soon as the answers are asked for.
+    Asked,
+}
+
+impl Moment {
+    fn of(attempt: u64) -> Self {
+        [Self::First, Self::Asked, Self::Every][(attempt % 3) as usize]
+    }
+}
 
 /// `version.update`.
 pub const UPDATE: Check = Check {
@@ -72,8 +86,7 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
     let mut finding = Err(Obstacle::Unclear("no update was tried".into()));
     for attempt in 0..TRIES {
         training::load(&target, old).await?;
-        let at_once = attempt % 2 == 1;
-        let batch = updated(&target, (new, at_once), shape(&target, 0x0c00 + attempt)).await?;
+        let batch = updated(&target, (new, Moment::of(attempt)), shape(&target, 0x0c00 + attempt)).await?;
         finding = judge(&target, &batch, (old, new)).await;
         if finding.is_ok() {
             break;
@@ -88,8 +101,8 @@ fn shape(target: &Target, question: u64) -> Shape {
     Shape { question, answers: UNDER_WAY, max_new_tokens: LONGER * target.ask.max_new_tokens }
 }
 
-/// Answers during which the new weights were loaded, after the first tokens of each had come, or at once.
-async fn updated(target: &Target, (new, at_once): (WeightVersion, bool), shape: Shape) -> Result<Batch, Obstacle> {
+/// Answers during which the new weights were loaded.
+async fn updated(target: &Target, (new, moment): (WeightVersion, Moment), shape: Shape) -> Result<Batch, Obstacle> {
     let published = target.trainer()?.publish(new).await.at("trainer")?;
     let mut plan: BatchPlan = target.ask.plan(&target.ask.prompts, shape)?;
     let requests = plan.requests().to_vec();
@@ -101,15 +114,15 @@ async fn updated(target: &Target, (new, at_once): (WeightVersion, bool), shape: 
     }
     let mut stream = select_all(streams);
     let mut deltas = BTreeMap::<_, Vec<Delta>>::new();
-    let mut loaded = at_once;
-    if at_once {
+    let mut loaded = moment == Moment::Asked;
+    if loaded {
         training::give(target, &published).await?;
     }
     while let Some(delta) = stream.next().await {
         let delta = delta.at("sampler")?;
         let ended = delta.finish.is_some();
         deltas.entry(delta.rollout).or_default().push(delta);
-        if !loaded && (ended || deltas.len() == requests.len()) {
+        if !loaded && (moment == Moment::First || ended || deltas.len() == requests.len()) {
             training::give(target, &published).await?;
             loaded = true;
         }
@@ -174,7 +187,8 @@ async fn judge(
     let scorer = target.scorer()?.as_ref();
     let scores = (draw::score(scorer, batch, old).await?, draw::score(scorer, batch, new).await?);
     let split = batch.rollouts().iter().filter(|answer| runs(answer).len() > 1).count();
-    let verdict = Edges { batch, scores: &scores, labels: labels(batch) }.verdict((old, new), split)?;
+    let pairs = moved::pairs(batch, (&scores.0, &scores.1)).collect();
+    let verdict = Edges { batch, pairs, labels: labels(batch) }.verdict((old, new), split)?;
     Ok(Finding::from(verdict).with(spans))
 }
 
@@ -184,7 +198,8 @@ fn run((label, start, end): (Option<WeightVersion>, usize, usize)) -> Run {
 
 struct Edges<'a> {
     batch: &'a Batch,
-    scores: &'a (ScoredAt, ScoredAt),
+    /// The rows that leave a choice, at the old weights and at the new ones.
+    pairs: Vec<(Row, Row)>,
     labels: Labels,
 }
 
@@ -210,7 +225,12 @@ impl Edges<'_> {
         let off = |shown: &Shown, share: f64| clear(shown) && (shown.share - share).abs() > NEAR;
         // Of each answer by itself too: where one alone was under way, the others hide it.
         let alone = |at| off(&self.shown(old, Some(at)), 0.0) || off(&self.shown(new, Some(at)), 1.0);
-        let wrong = off(&before, 0.0) || off(&after, 1.0) || (0..self.batch.rollouts().len()).any(alone);
+        let hidden = |(label, end): &(WeightVersion, Shown)| off(end, if *label == old { 0.0 } else { 1.0 });
+        let answers = 0..self.batch.rollouts().len();
+        let hidden = answers.clone().find_map(|at| Some((at, self.ends(at).into_iter().find(hidden)?)));
+        let wrong = hidden.is_some() || off(&before, 0.0) || off(&after, 1.0) || answers.clone().any(alone);
+        let hidden = hidden.map(|(at, (label, end))| format!("; of answer {at} an end, {}", line(label, &end)));
+        let evidence = evidence + &hidden.unwrap_or_default();
         match (wrong, split, clear(&before) && clear(&after)) {
             (true, _, _) => Ok(Verdict::Fail(evidence)),
             (false, 0, _) => {
@@ -230,18 +250,29 @@ impl Edges<'_> {
     /// The edges of one answer, or of all.
     fn shown(&self, version: WeightVersion, answer: Option<usize>) -> Shown {
         let own = |at: Place| answer.is_none_or(|answer| at.rollout == answer);
-        let watched = |row: &Row| own(row.at) && self.label(row.at) == (Some(version), true);
-        Shown::of(self.batch, (&self.scores.0, &self.scores.1), watched)
+        Shown::over(self.pairs.iter().filter(|(row, _)| own(row.at) && self.label(row.at) == (Some(version), true)))
+    }
+
+    /// The ends of an answer with one label, of several lengths: an update within it that the label hides was before or
+    /// after one of them, wherever it was.
+    fn ends(&self, answer: usize) -> Vec<(WeightVersion, Shown)> {
+        let [(Some(label), _, length)] = runs(&self.batch.rollouts()[answer])[..] else { return Vec::new() };
+        let own: Vec<&(Row, Row)> = self.pairs.iter().filter(|(row, _)| row.at.rollout == answer).collect();
+        let sizes = std::iter::successors(Some(EDGE), |size| Some(2 * size)).take_while(|&size| size < length);
+        let within = |range: Range<usize>| {
+            let inside = own.iter().copied().filter(|(row, _)| range.contains(&row.at.position));
+            (label, Shown::over(inside))
+        };
+        sizes.flat_map(|size| [within(0..size), within(length - size..length)]).collect()
     }
 
     /// Size of the numeric term where each token is scored at its own label, half of the tokens left out: those that are
     /// furthest from it, so that a wrong label is not taken for noise.
     fn noise(&self) -> f64 {
         let mut sizes: Vec<f64> = Vec::new();
-        let pairs = difference::rows(self.batch, &self.scores.0).zip(difference::rows(self.batch, &self.scores.1));
-        for (old, new) in pairs.filter(|(old, _)| difference::has_choice(&old.support)) {
+        for (old, new) in &self.pairs {
             let residue = |row: &Row| row.scores.log_p_sampled - row.support.sampled().log_q;
-            sizes.push(residue(&old).abs().min(residue(&new).abs()));
+            sizes.push(residue(old).abs().min(residue(new).abs()));
         }
         sizes.sort_by(f64::total_cmp);
         sizes.truncate(sizes.len().div_ceil(2));

@@ -72,7 +72,7 @@ struct Model<'a> {
 
 pub(super) async fn models(State(gateway): State<Arc<Gateway>>) -> Result<Response, Refusal> {
     let id = &*gateway.options.model;
-    let model = Model { id, object: "model", created: reply::created(), owned_by: "lockstep" };
+    let model = Model { id, object: "model", created: reply::created(), owned_by: crate::serve::OWNER };
     reply::json(&Models { object: "list", data: [model] })
 }
 

@@ -3,6 +3,7 @@
 use super::{counting, engine::Fake, gateway, send};
 use crate::{
     client::SamplerClient,
+    conformance::outside::{Outside, target},
     serve::{Gateway, serve},
     wire::{
         batch::BatchReader,
@@ -10,6 +11,7 @@ use crate::{
     },
 };
 use futures_util::TryStreamExt;
+use lockstep_conformance::NumericClass;
 use lockstep_core::{
     Delta, FinishReason, RolloutId, SamplingParams, TokenId,
     ports::{PortError, SampleRequest, Sampler},
@@ -118,4 +120,15 @@ async fn whoever_draws_from_a_sampler_draws_through_the_gateway() {
         let refused = sampler.generate(vec![wrong]).await.map(drop);
         assert!(matches!(refused, Err(PortError::Refused(_))), "{refused:?}");
     }
+}
+
+/// A gateway speaks a dialect of texts as well; the suite asks it for what it knows.
+#[tokio::test]
+async fn the_suite_knows_a_gateway_by_its_url() {
+    let address = served(&counting()).await;
+    let sampler = Some(format!("http://{address}/"));
+    let (patience, numeric) = (std::time::Duration::from_secs(10), NumericClass::F32);
+    let target = target(&Outside { sampler, trainer: None, numeric, patience, seed: 1 }).await;
+    let said = target.sampler.unwrap().capabilities();
+    assert_eq!((said.vocabulary, said.profile.engine.as_str()), (1000, "fake"));
 }
