@@ -47,16 +47,16 @@ openai:
 
 ## Requests a second and latency of the gateway beside nginx and, where PyPI has them, smg and agentlightning; needs wrk.
 bench-gateway:
-	cargo build --release -p lockstep --no-default-features
+	cargo build --profile dist -p lockstep --no-default-features
 	python3 -m venv target/bench-venv
 	-target/bench-venv/bin/pip install --quiet smg
 	-target/bench-venv/bin/pip install --quiet agentlightning
-	python3 tests/gateway/bench.py target/release/lockstep
+	python3 tests/gateway/bench.py target/dist/lockstep
 
 ## The gateway's memory over a million requests, without and with its ledger; needs wrk and nginx.
 bench-gateway-memory:
-	cargo build --release -p lockstep --no-default-features
-	python3 tests/gateway/bench.py target/release/lockstep memory
+	cargo build --profile dist -p lockstep --no-default-features
+	python3 tests/gateway/bench.py target/dist/lockstep memory
 
 ## Logits and gradients against torch and transformers (about 3 GB of Python packages).
 parity:
@@ -107,7 +107,7 @@ check-gpu:
 	sh kernels/cuda/build.sh build --release -p lockstep-kernels --features cuda --example check_gpu
 	sh kernels/check_gpu.sh target/cuda-build/release/examples/check_gpu
 
-## Supports and log-probs against a full sort in f64, at full vocabulary.
+## Supports and log-probs against a full sort in f64, draws against their report, and refusals, at full vocabulary.
 kernels-reference:
 	cargo build --release -p lockstep-kernels --example sample_report
 	env -u RAYON_NUM_THREADS target/release/examples/sample_report reference 1000

@@ -17,4 +17,4 @@ pub(crate) use driver::milliseconds_since_1970;
 pub use driver::{Driver, Judge, Settings, Station};
 pub use error::DispatchError;
 pub use history::{FIRST_LOOSE, History, HistoryError};
-pub use plans::{Consumer, Plans, PlansError, Progress, Reported, Sealed, Taken};
+pub use plans::{Consumer, Opened, Plans, PlansError, Progress, Reported, Sealed, Taken};

@@ -132,13 +132,15 @@ def test_a_trainer_that_trains_on_what_it_opened_is_green(gateway):
     gateway.arguments = []
     gateway.start()
     with lockstep.connect(gateway.address) as client:
-        plan = client.open_plan(1, 2)
+        plan = client.open_plan(1, 2, plan=0)
         ask(gateway, plan)
         gateway.kill()
         gateway.start()
-        client.reward({rollout: 1.0 for rollout in plan.rollouts})
+        assert client.open_plan(1, 2, plan=0) == plan
+        client.reward_failed(plan.rollouts[0], "the judge timed out")
+        client.reward({plan.rollouts[1]: 1.0})
         batch = client.seal(plan)
-        assert batch.rewards.tolist() == [1.0, 1.0]
+        assert batch.rewards.tolist() == [0.0, 1.0]
         for _ in range(2):
             client.report_consumed(plan, reversed(batch.consumed()))
     code, told = gateway.audit()

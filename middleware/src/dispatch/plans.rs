@@ -80,6 +80,17 @@ pub struct Plans {
     changed: Notify,
 }
 
+/// A plan that was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opened {
+    /// Its number.
+    pub plan: u64,
+    /// Its ids in dispatch order.
+    pub rollouts: Vec<RolloutId>,
+    /// Whether it was open already.
+    pub again: bool,
+}
+
 impl Plans {
     /// No plans yet; the first gets number `first`. A consumer's lease is `lease` milliseconds long.
     pub fn new(rules: Rules, first: u64, lease: u64) -> Self {
@@ -119,23 +130,29 @@ impl Plans {
         }
     }
 
-    /// Fixes the membership of a plan whose prompts come with its requests: `groups` prompts, `answers` to each. Gives its number
-    /// and its ids in dispatch order, group 0's answers first.
+    /// Fixes the membership of a plan whose prompts come with its requests: `groups` prompts, `answers` to each. Gives its ids in
+    /// dispatch order, group 0's answers first. Who says which number it must get may ask again: a plan of that number and
+    /// shape that is open is given once more.
     ///
     /// # Errors
-    /// Too many open plans: the trainer first trains on one of those it has. A plan of nothing, or of more than
-    /// [`MAX_ROLLOUTS`].
-    pub fn open(&self, groups: u32, answers: u32) -> Result<(u64, Vec<RolloutId>), PlansError> {
+    /// Too many open plans: the trainer first trains on one of those it has. A plan of nothing, of more than
+    /// [`MAX_ROLLOUTS`], or of another number than the one asked for.
+    pub fn open(&self, groups: u32, answers: u32, asked: Option<u64>) -> Result<Opened, PlansError> {
         let rollouts = u64::from(groups) * u64::from(answers);
         if rollouts > MAX_ROLLOUTS {
             return Err(PlansError::TooMany { groups, answers, rollouts });
         }
-        let plan = self.change(|state| {
+        let (plan, again) = self.change(|state| {
+            if let Some(plan) = asked.filter(|&asked| asked != state.dispatch.next_number()) {
+                let same = state.plans.get(&plan).is_some_and(|places| places.has_shape(groups, answers));
+                let next = state.dispatch.next_number();
+                return if same { Ok((plan, true)) } else { Err(PlansError::Number { plan, groups, answers, next }) };
+            }
             let (plan, _) = state.dispatch.open(rollouts as u32)?;
             state.plans.insert(plan, Places::of(plan, groups, answers));
-            Ok(plan)
+            Ok((plan, false))
         })?;
-        Ok((plan, (0..rollouts as u32).map(|index| RolloutId { plan, index }).collect()))
+        Ok(Opened { plan, rollouts: (0..rollouts as u32).map(|index| RolloutId { plan, index }).collect(), again })
     }
 
     /// Fixes the membership of a plan whose requests are known. The number they carry must be [`Plans::next_number`].

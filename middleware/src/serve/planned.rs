@@ -8,7 +8,7 @@ use super::{
     refusal::Refusal,
 };
 use crate::{
-    dispatch::{FIRST_LOOSE, History, HistoryError, Plans, PlansError, Reported, Sealed},
+    dispatch::{FIRST_LOOSE, History, HistoryError, Opened, Plans, PlansError, Reported, Sealed},
     ledger::{Ledger, LedgerError, Record, TrainedOn},
     session::SessionRecord,
 };
@@ -112,15 +112,19 @@ impl Gateway {
         }
     }
 
-    /// Opens a plan, durably.
-    pub(super) async fn open_plan(&self, groups: u32, answers: u32) -> Result<(u64, Vec<RolloutId>), Refusal> {
+    /// Opens a plan, durably; as [`Plans::open`].
+    pub(super) async fn open_plan(&self, (groups, answers): (u32, u32), asked: Option<u64>) -> Result<Opened, Refusal> {
         if self.pull.is_some() {
             let message = "this gateway opens its plans itself, from its prompts; ask for the next batch";
             return Err(Refusal::conflict(message));
         }
-        let (plan, rollouts) = self.plans.open(groups, answers)?;
-        self.keep(Record::PlanReserved { plan, groups, answers }).await?;
-        Ok((plan, rollouts))
+        let opened = self.plans.open(groups, answers, asked)?;
+        if opened.again {
+            self.settled().await?;
+        } else {
+            self.keep(Record::PlanReserved { plan: opened.plan, groups, answers }).await?;
+        }
+        Ok(opened)
     }
 
     /// Notes how judging a rollout came out, durably; the same again is acknowledged, and not stored.

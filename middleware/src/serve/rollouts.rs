@@ -7,7 +7,7 @@ use super::{
     told::{self, VersionSpan},
 };
 use crate::{
-    dispatch::{Progress, Sealed},
+    dispatch::{self, Progress, Sealed},
     ledger::TrainedOn,
 };
 use axum::{
@@ -26,6 +26,8 @@ use std::{convert::Infallible, sync::Arc};
 struct Open {
     groups: u32,
     answers: u32,
+    /// The number it must get.
+    plan: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -83,8 +85,8 @@ fn number(plan: &str) -> Result<u64, Refusal> {
 pub(super) async fn open(State(gateway): State<Arc<Gateway>>, body: Body) -> Response {
     let opened = async {
         let body = gateway.body(body).await?;
-        let Open { groups, answers } = read(&body)?;
-        let (plan, rollouts) = gateway.open_plan(groups, answers).await?;
+        let Open { groups, answers, plan } = read(&body)?;
+        let dispatch::Opened { plan, rollouts, .. } = gateway.open_plan((groups, answers), plan).await?;
         reply::json(&Opened { plan, rollouts: rollouts.iter().map(ToString::to_string).collect() })
     };
     opened.await.unwrap_or_else(|refusal| gateway.refuse(refusal))

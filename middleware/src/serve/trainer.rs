@@ -3,7 +3,7 @@
 use super::{Gateway, refusal::Refusal, sampler::controls, updates::CacheEffect};
 use crate::{
     config::Stage,
-    dispatch::{Consumer, Sealed},
+    dispatch::{Consumer, Opened, Sealed},
     ledger::{Record, ResyncRecord, TrainedOn},
     resync,
     wire::{batch, proto, required},
@@ -134,8 +134,8 @@ impl proto::middleware_server::Middleware for Service {
     }
 
     async fn open_plan(&self, request: Request<proto::OpenPlanRequest>) -> Result<Response<proto::OpenedPlan>, Status> {
-        let proto::OpenPlanRequest { groups, answers } = request.into_inner();
-        let (plan, rollouts) = self.gateway.open_plan(groups, answers).await?;
+        let proto::OpenPlanRequest { groups, answers, plan } = request.into_inner();
+        let Opened { plan, rollouts, .. } = self.gateway.open_plan((groups, answers), plan).await?;
         Ok(Response::new(proto::OpenedPlan { plan, rollouts: rollouts.into_iter().map(Into::into).collect() }))
     }
 
@@ -151,9 +151,16 @@ impl proto::middleware_server::Middleware for Service {
     }
 
     async fn reward(&self, request: Request<proto::Rewards>) -> Result<Response<proto::Empty>, Status> {
-        for proto::RolloutReward { rollout, reward } in request.into_inner().rewards {
+        for proto::RolloutReward { rollout, outcome } in request.into_inner().rewards {
             let rollout = required(rollout, "reward", "rollout")?.into();
-            self.gateway.note_reward(rollout, Outcome::Reward(reward)).await?;
+            match required(outcome, "reward", "outcome")? {
+                proto::rollout_reward::Outcome::Reward(reward) => {
+                    self.gateway.note_reward(rollout, Outcome::Reward(reward)).await?;
+                }
+                proto::rollout_reward::Outcome::Failed(reason) => {
+                    self.gateway.note_failure(rollout, &reason).await?;
+                }
+            }
         }
         Ok(Response::new(proto::Empty {}))
     }

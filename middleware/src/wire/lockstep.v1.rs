@@ -450,6 +450,10 @@ pub struct OpenPlanRequest {
     /// Answers to each.
     #[prost(uint32, tag = "2")]
     pub answers: u32,
+    /// The number the plan must get. Where that plan is open already, and of this shape, it is given again: ask so to be able to
+    /// ask twice.
+    #[prost(uint64, optional, tag = "3")]
+    pub plan: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OpenedPlan {
@@ -479,12 +483,23 @@ pub struct Rewards {
     #[prost(message, repeated, tag = "1")]
     pub rewards: ::prost::alloc::vec::Vec<RolloutReward>,
 }
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RolloutReward {
     #[prost(message, optional, tag = "1")]
     pub rollout: ::core::option::Option<RolloutId>,
-    #[prost(double, tag = "2")]
-    pub reward: f64,
+    #[prost(oneof = "rollout_reward::Outcome", tags = "2, 3")]
+    pub outcome: ::core::option::Option<rollout_reward::Outcome>,
+}
+/// Nested message and enum types in `RolloutReward`.
+pub mod rollout_reward {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Outcome {
+        #[prost(double, tag = "2")]
+        Reward(f64),
+        /// Why judging failed. After the server's limit of attempts the rollout counts as what was fixed before the run.
+        #[prost(string, tag = "3")]
+        Failed(::prost::alloc::string::String),
+    }
 }
 /// By rollout, in the trainer's order: the ids it trained on, and how many of each rollout's sampled tokens its mask kept.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2092,7 +2107,7 @@ pub mod middleware_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
+    /// What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportConsumed`. Driven: `OpenPlan`, requests that carry
     /// the plan's rollout ids, `SealPlan`, then `ReportConsumed`.
     #[derive(Debug, Clone)]
     pub struct MiddlewareClient<T> {
@@ -2453,7 +2468,7 @@ pub mod middleware_server {
             request: tonic::Request<super::ConsumerId>,
         ) -> std::result::Result<tonic::Response<super::Empty>, tonic::Status>;
     }
-    /// What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
+    /// What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportConsumed`. Driven: `OpenPlan`, requests that carry
     /// the plan's rollout ids, `SealPlan`, then `ReportConsumed`.
     #[derive(Debug)]
     pub struct MiddlewareServer<T> {

@@ -18,6 +18,7 @@ from .calls import (
     decision_of,
     default_consumer,
     explained,
+    failure_of,
     is_lost,
     plan_of,
     report_of,
@@ -110,12 +111,13 @@ class Client:
             some = True
         return reader.finish().check() if some else None
 
-    async def open_plan(self, groups: int, answers: int) -> Plan:
-        """Driven: fixes the membership of one batch."""
+    async def open_plan(self, groups: int, answers: int, plan: int | None = None) -> Plan:
+        """Driven: fixes the membership of one batch; with the number it must get, repeated when a reply is lost."""
         await self._beat()
-        return plan_of(
-            await self._once("open_plan", self._stub.OpenPlan, pb.OpenPlanRequest(groups=groups, answers=answers))
-        )
+        request = pb.OpenPlanRequest(groups=groups, answers=answers, plan=plan)
+        if plan is None:
+            return plan_of(await self._once("open_plan", self._stub.OpenPlan, request))
+        return plan_of(await self._again("open_plan", lambda: self._stub.OpenPlan(request)))
 
     async def seal(self, plan: Plan | int) -> Batch:
         """Driven: waits for every rollout of the plan."""
@@ -129,6 +131,10 @@ class Client:
         """Rewards."""
         request = rewards_of(rewards)
         await self._again("reward", lambda: self._stub.Reward(request))
+
+    async def reward_failed(self, rollout: RolloutId, reason: str) -> None:
+        """Judging a rollout failed; not repeated when a reply is lost."""
+        await self._once("reward_failed", self._stub.Reward, failure_of(rollout, reason))
 
     async def report_consumed(self, plan: Plan | int, consumed: Iterable[Consumed]) -> None:
         """What was really trained on."""

@@ -90,6 +90,11 @@ def rewards_of(rewards: Mapping[RolloutId, float]) -> Any:
     )
 
 
+def failure_of(rollout: RolloutId, reason: str) -> Any:
+    """A failed judgement for the wire."""
+    return pb.Rewards(rewards=[pb.RolloutReward(rollout=rollout.message(), failed=reason)])
+
+
 def consumed_of(plan: int, consumed: Iterable[Consumed]) -> Any:
     """What was consumed, for the wire."""
     rows = [pb.ConsumedRollout(rollout=c.rollout.message(), tokens=c.tokens, masked_in=c.masked_in) for c in consumed]

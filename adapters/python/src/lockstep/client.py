@@ -18,6 +18,7 @@ from .calls import (
     decision_of,
     default_consumer,
     explained,
+    failure_of,
     is_lost,
     plan_of,
     report_of,
@@ -126,10 +127,16 @@ class Client:
             some = True
         return reader.finish().check() if some else None
 
-    def open_plan(self, groups: int, answers: int) -> Plan:
-        """Driven: fixes the membership of one batch. Send the plan's headers with its requests."""
+    def open_plan(self, groups: int, answers: int, plan: int | None = None) -> Plan:
+        """Driven: fixes the membership of one batch. Send the plan's headers with its requests.
+
+        ``plan`` is the number it must get. With it the call is repeated when a reply is lost, and gives a plan that is open already.
+        """
         self._beat()
-        return plan_of(self._once("open_plan", self._stub.OpenPlan, pb.OpenPlanRequest(groups=groups, answers=answers)))
+        request = pb.OpenPlanRequest(groups=groups, answers=answers, plan=plan)
+        if plan is None:
+            return plan_of(self._once("open_plan", self._stub.OpenPlan, request))
+        return plan_of(self._again("open_plan", lambda: self._stub.OpenPlan(request)))
 
     def seal(self, plan: Plan | int) -> Batch:
         """Driven: waits for every rollout of the plan and gives the batch, with the rewards it has."""
@@ -143,6 +150,13 @@ class Client:
         """Rewards; those of a batch that is not sealed yet wait in the middleware."""
         request = rewards_of(rewards)
         self._again("reward", lambda: self._stub.Reward(request))
+
+    def reward_failed(self, rollout: RolloutId, reason: str) -> None:
+        """Judging a rollout failed; after the middleware's limit of attempts it counts as what was fixed before the run.
+
+        Not repeated when a reply is lost: it would count as another attempt.
+        """
+        self._once("reward_failed", self._stub.Reward, failure_of(rollout, reason))
 
     def report_consumed(self, plan: Plan | int, consumed: Iterable[Consumed]) -> None:
         """What was really trained on, which the middleware holds against the plan, or against this rank's part of it.

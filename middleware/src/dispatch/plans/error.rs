@@ -40,6 +40,20 @@ pub enum PlansError {
         /// Their product.
         rollouts: u64,
     },
+    /// A plan of a number that is not its turn.
+    #[error(
+        "plan {plan} of {groups} groups with {answers} answers each was asked for; no such plan is open, and the next is {next}"
+    )]
+    Number {
+        /// The number asked for.
+        plan: u64,
+        /// Groups asked for.
+        groups: u32,
+        /// Answers to each.
+        answers: u32,
+        /// The number of the next plan.
+        next: u64,
+    },
     /// A plan that was trained on.
     #[error("plan {0} was consumed already")]
     Closed(u64),

@@ -61,9 +61,18 @@ pub(super) struct Places {
     pub(super) consumed: BTreeSet<u32>,
 }
 
+/// Index of the group of every rollout, in dispatch order.
+fn shape(groups: u32, answers: u32) -> impl Iterator<Item = u32> {
+    (0..groups).flat_map(move |group| (0..answers).map(move |_| group))
+}
+
 impl Places {
+    pub(super) fn has_shape(&self, groups: u32, answers: u32) -> bool {
+        self.groups.iter().copied().eq(shape(groups, answers))
+    }
+
     pub(super) fn of(plan: u64, groups: u32, answers: u32) -> Self {
-        let groups: Vec<u32> = (0..groups).flat_map(|group| (0..answers).map(move |_| group)).collect();
+        let groups: Vec<u32> = shape(groups, answers).collect();
         let places = groups.iter().map(|_| Place::Open).collect();
         Self::new(plan, groups, places)
     }

@@ -51,9 +51,9 @@ fn given(plans: &Plans, consumer: &Consumer, now: u64) -> Sealed {
 #[test]
 fn a_driven_trainer_is_held_to_its_plan() {
     let plans = plans(1);
-    let (plan, ids) = plans.open(2, 2).unwrap();
+    let Opened { plan, rollouts: ids, .. } = plans.open(2, 2, None).unwrap();
     assert_eq!(ids.len(), 4);
-    assert_eq!(plans.open(2, 2).unwrap_err().to_string(), "1 plans are open, at most 1 may be");
+    assert_eq!(plans.open(2, 2, None).unwrap_err().to_string(), "1 plans are open, at most 1 may be");
     let refused = |trained: &[TrainedOn]| plans.report_consumed(plan, trained, true).unwrap_err();
     let early = refused(&trained(&ids));
     assert_eq!(early.to_string(), "plan 0 waits for 4 of 4 rollouts and cannot have been trained on");
@@ -75,13 +75,13 @@ fn a_driven_trainer_is_held_to_its_plan() {
     assert_eq!(plans.report_consumed(plan, &trained(&ids), true), Ok(Reported::Whole));
     assert_eq!(plans.report_consumed(plan, &trained(&ids), true), Ok(Reported::Again));
     assert_eq!(plans.report_consumed(plan, &less, true), Err(PlansError::Closed(plan)));
-    assert_eq!(plans.open(2, 2).unwrap().0, 1);
+    assert_eq!(plans.open(2, 2, None).unwrap().plan, 1);
 }
 
 #[test]
 fn a_rollout_goes_on_from_its_tokens_and_is_told_again_when_it_is_complete() {
     let plans = plans(1);
-    let (_, ids) = plans.open(1, 2).unwrap();
+    let Opened { rollouts: ids, .. } = plans.open(1, 2, None).unwrap();
     let first = taken(&plans, ids[0]);
     assert!(first.first && first.have.is_empty());
     let again = plans.take(ids[0], &first.request.prompt, first.request.params.clone());
@@ -102,7 +102,7 @@ fn a_rollout_goes_on_from_its_tokens_and_is_told_again_when_it_is_complete() {
 fn ranks_pull_their_parts_and_a_dead_one_is_replaced() {
     let plans = plans(2);
     plans.feed(true);
-    let (plan, ids) = plans.open(2, 2).unwrap();
+    let Opened { plan, rollouts: ids, .. } = plans.open(2, 2, None).unwrap();
     let ranks = [consumer("a", 0, 2), consumer("b", 1, 2)];
     assert!(plans.next(&ranks[0], 0).now_or_never().is_none());
     fill(&plans, &ids);
@@ -127,8 +127,8 @@ fn ranks_pull_their_parts_and_a_dead_one_is_replaced() {
 #[test]
 fn plans_are_trained_on_in_their_order() {
     let plans = plans(2);
-    let (_, first) = plans.open(1, 2).unwrap();
-    let (second, ids) = plans.open(1, 2).unwrap();
+    let Opened { rollouts: first, .. } = plans.open(1, 2, None).unwrap();
+    let Opened { plan: second, rollouts: ids, .. } = plans.open(1, 2, None).unwrap();
     fill(&plans, &ids);
     let early = plans.report_consumed(second, &trained(&ids), true).unwrap_err();
     assert_eq!(early.to_string(), "plan 1 was trained on before it was released");
@@ -143,7 +143,7 @@ fn plans_are_trained_on_in_their_order() {
 #[test]
 fn an_answer_that_breaks_off_too_often_ends_its_plan_and_whoever_waits_is_told() {
     let plans = plans(1);
-    let (plan, ids) = plans.open(1, 2).unwrap();
+    let Opened { plan, rollouts: ids, .. } = plans.open(1, 2, None).unwrap();
     (0..3).for_each(|_| plans.broke(ids[1]).unwrap());
     let limit = plans.broke(ids[1]).unwrap_err().to_string();
     assert_eq!(limit, "the plan ended: rollout p0.r1 of plan 0 was broken off 4 times, 3 are allowed");
@@ -198,4 +198,19 @@ fn a_ledger_gives_the_plans_back_as_they_were() {
     assert_eq!((closed.open_plans(), closed.next_number()), (vec![], Some(1)));
     assert_eq!(closed.report_consumed(0, &trained(&ids), true), Ok(Reported::Again));
     assert_eq!(closed.seal(0).now_or_never().unwrap().unwrap_err(), PlansError::Closed(0));
+}
+
+/// The reply was lost: the trainer asks again, and there is one plan.
+#[test]
+fn a_plan_that_is_asked_for_by_its_number_may_be_asked_for_twice() {
+    let plans = plans(2);
+    let first = plans.open(2, 2, Some(0)).unwrap();
+    assert_eq!(plans.open(2, 2, Some(0)).unwrap(), Opened { again: true, ..first.clone() });
+    assert!(!first.again);
+    let another = "plan 0 of 2 groups with 3 answers each was asked for; no such plan is open, and the next is 1";
+    assert_eq!(plans.open(2, 3, Some(0)).unwrap_err().to_string(), another);
+    let early = "plan 2 of 2 groups with 2 answers each was asked for; no such plan is open, and the next is 1";
+    assert_eq!(plans.open(2, 2, Some(2)).unwrap_err().to_string(), early);
+    assert_eq!(plans.open(2, 2, Some(1)).unwrap().plan, 1);
+    assert_eq!(plans.open(2, 2, Some(2)).unwrap_err().to_string(), "2 plans are open, at most 2 may be");
 }

@@ -7,7 +7,7 @@ use crate::{
     serve::{Gateway, serve},
     wire::{
         batch::BatchReader,
-        proto::{self, middleware_client::MiddlewareClient},
+        proto::{self, middleware_client::MiddlewareClient, rollout_reward::Outcome},
     },
 };
 use futures_util::TryStreamExt;
@@ -52,12 +52,21 @@ async fn a_trainer_drives_a_plan_over_grpc() {
     let mut client = client(&gateway).await;
     let said = client.describe(proto::Empty {}).await.unwrap().into_inner();
     assert_eq!((said.pull, said.sampler.unwrap().vocabulary, said.stamp), (false, 1000, None));
-    let opened = client.open_plan(proto::OpenPlanRequest { groups: 1, answers: 2 }).await.unwrap().into_inner();
+    let asked = proto::OpenPlanRequest { groups: 1, answers: 2, plan: Some(0) };
+    let opened = client.open_plan(asked).await.unwrap().into_inner();
+    assert_eq!(client.open_plan(asked).await.unwrap().into_inner(), opened, "as after a reply that was lost");
     assert_eq!((opened.plan, opened.rollouts.len()), (0, 2));
     let body = r#"{"prompt":[1],"n":2,"max_tokens":3,"return_token_ids":true}"#;
     send(&gateway, "/v1/completions", &[("x-rollout-id", "p0.r0,p0.r1")], body).await.ok();
-    let reward = |index, reward| proto::RolloutReward { rollout: id(index), reward };
-    client.reward(proto::Rewards { rewards: vec![reward(0, 1.0), reward(1, 0.0)] }).await.unwrap();
+    let judged = |index, outcome| proto::RolloutReward { rollout: id(index), outcome: Some(outcome) };
+    let reward = |index, reward| judged(index, Outcome::Reward(reward));
+    client.reward(proto::Rewards { rewards: vec![reward(0, 1.0)] }).await.unwrap();
+    for attempt in 0..gateway.options.judging.attempts {
+        let failed = judged(1, Outcome::Failed(format!("timed out {attempt}")));
+        assert_eq!(gateway.plans.open_plans()[0].judged, 1, "before attempt {attempt}");
+        client.reward(proto::Rewards { rewards: vec![failed] }).await.unwrap();
+    }
+    assert_eq!(gateway.plans.open_plans()[0].judged, 2);
 
     let mut pieces = pieces(client.seal_plan(proto::PlanId { plan: 0 }).await.unwrap()).await.into_iter();
     let mut reader = BatchReader::begin(pieces.next().unwrap()).unwrap();

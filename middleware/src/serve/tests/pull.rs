@@ -100,7 +100,7 @@ async fn two_ranks_pull_every_plan_in_its_order_and_are_told_when_there_is_no_mo
         }
     }
     assert!(pieces(client.next_batch(asks(1, 2)).await.unwrap()).await.is_empty());
-    let driven = client.open_plan(proto::OpenPlanRequest { groups: 1, answers: 1 }).await.unwrap_err();
+    let driven = client.open_plan(proto::OpenPlanRequest { groups: 1, answers: 1, plan: None }).await.unwrap_err();
     assert!(driven.message().contains("opens its plans itself"), "{driven}");
     let seeds: BTreeSet<u64> = engine.asked().iter().map(|asked| asked.request.params.seed()).collect();
     assert_eq!(seeds.len(), 8, "every answer has a seed of its own");

@@ -486,12 +486,14 @@ class PlanId(_message.Message):
     def __init__(self, plan: _Optional[int] = ...) -> None: ...
 
 class OpenPlanRequest(_message.Message):
-    __slots__ = ("groups", "answers")
+    __slots__ = ("groups", "answers", "plan")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     groups: int
     answers: int
-    def __init__(self, groups: _Optional[int] = ..., answers: _Optional[int] = ...) -> None: ...
+    plan: int
+    def __init__(self, groups: _Optional[int] = ..., answers: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class OpenedPlan(_message.Message):
     __slots__ = ("plan", "rollouts")
@@ -524,12 +526,14 @@ class Rewards(_message.Message):
     def __init__(self, rewards: _Optional[_Iterable[_Union[RolloutReward, _Mapping]]] = ...) -> None: ...
 
 class RolloutReward(_message.Message):
-    __slots__ = ("rollout", "reward")
+    __slots__ = ("rollout", "reward", "failed")
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     rollout: RolloutId
     reward: float
-    def __init__(self, rollout: _Optional[_Union[RolloutId, _Mapping]] = ..., reward: _Optional[float] = ...) -> None: ...
+    failed: str
+    def __init__(self, rollout: _Optional[_Union[RolloutId, _Mapping]] = ..., reward: _Optional[float] = ..., failed: _Optional[str] = ...) -> None: ...
 
 class Consumed(_message.Message):
     __slots__ = ("plan", "rollouts")

@@ -658,7 +658,7 @@ class Trainer:
 class MiddlewareStub:
     """---- middleware -----------------------------------------------------------------------------------------------------
 
-    What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
+    What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportConsumed`. Driven: `OpenPlan`, requests that carry
     the plan's rollout ids, `SealPlan`, then `ReportConsumed`.
     """
 
@@ -718,7 +718,7 @@ class MiddlewareStub:
 class MiddlewareServicer:
     """---- middleware -----------------------------------------------------------------------------------------------------
 
-    What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
+    What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportConsumed`. Driven: `OpenPlan`, requests that carry
     the plan's rollout ids, `SealPlan`, then `ReportConsumed`.
     """
 
@@ -842,7 +842,7 @@ def add_MiddlewareServicer_to_server(servicer, server):
 class Middleware:
     """---- middleware -----------------------------------------------------------------------------------------------------
 
-    What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportStep`. Driven: `OpenPlan`, requests that carry
+    What a trainer asks of `lockstep serve`. Pull: `NextBatch`, then `ReportConsumed`. Driven: `OpenPlan`, requests that carry
     the plan's rollout ids, `SealPlan`, then `ReportConsumed`.
     """
 
