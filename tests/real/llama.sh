@@ -73,4 +73,4 @@ for check in distribution.drawn distribution.filters distribution.defaults distr
     checks="$checks --check $check"
 done
 # shellcheck disable=SC2086 # the options are words
-target/debug/lockstep conformance --sampler "$gateway" --patience 600 $checks
+target/debug/lockstep conformance --sampler "http://$gateway" --patience 600 $checks
