@@ -24,7 +24,7 @@ inputs = SimpleNamespace(
     loss_mask=torch.tensor([True, True, False]),
     loss_weights=None,
 )
-out = prime_rl.loss(inputs, lag_clip_high=2.0)
+out = prime_rl.loss(inputs, lag_clip_high=5.0)
 out.loss.backward()
 print(
     f"loss {out.loss.item():.4f}, gradient {log_p.grad.tolist()}, { ({k: round(float(v), 4) for k, v in out.metrics.items()}) }"

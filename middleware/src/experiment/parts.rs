@@ -19,7 +19,7 @@ pub const COARSE: &str = "int4";
 pub const QUANTISED: [&str; 2] = ["int8", COARSE];
 
 /// Bounds of the lag ratio in the search, beside the default's.
-pub const CLIPS: [f64; 2] = [1.2, 5.0];
+pub const CLIPS: [f64; 2] = [1.2, 2.0];
 
 const EXACT: &str = "exact";
 

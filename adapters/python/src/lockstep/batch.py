@@ -233,6 +233,27 @@ def _column(data: bytes, name: str, kind: str) -> Any:
     return np.frombuffer(data, dtype=kind)
 
 
+class _Column:
+    """A column that grows: each piece is copied once, out of its message, into room that is guessed from the first ones."""
+
+    def __init__(self, kind: str) -> None:
+        self._data, self._length = np.empty(0, kind), 0
+
+    def room(self, count: int, share: float) -> Any:
+        """Where the next ``count`` values go; ``share`` of the column is there after them."""
+        begin, end = self._length, self._length + count
+        if end > len(self._data):
+            grown = np.empty(min(int(end / share * 1.05) + 1, 2 * end + (1 << 25)), self._data.dtype)
+            grown[:begin] = self._data[:begin]
+            self._data = grown
+        self._length = end
+        return self._data[begin:end]
+
+    def values(self) -> Any:
+        """What is there."""
+        return self._data[: self._length]
+
+
 class BatchReader:
     """Pieces in their order: a header; then for each rollout its request, its deltas, its scores, its reward."""
 
@@ -246,9 +267,9 @@ class BatchReader:
         self._stops: list[int | None] = []
         self._finished = True
         self._segments: list[Segment] = []
-        # Growing buffers: each column is copied once, out of its message, and never joined.
-        self._tokens, self._offsets, self._entry_ids, self._log_q = (bytearray() for _ in range(4))
-        self._offsets += b"\0\0\0\0"
+        self._tokens, self._offsets, self._entry_ids = (_Column("<u4") for _ in range(3))
+        self._log_q = _Column("<f4")
+        self._offsets.room(1, 1.0)[:] = 0
         self._stamp: tuple[Any, Stamp] | None = None
         self._rests: list[tuple[int, Any]] = []
         self._rewards: dict[int, float] = {}
@@ -323,23 +344,22 @@ class BatchReader:
             self._segments.append(Segment(rollout, begin, begin + count, stamp, kv, profile))
 
     def _behavior(self, behavior: Any) -> int:
-        tokens, ids, log_q = behavior.tokens, behavior.ids, behavior.log_q
-        for name, data in (("tokens", tokens), ("ids", ids), ("log_q", log_q)):
-            if len(data) % 4:
-                raise WireError(f"column {name} has {len(data)} bytes, not a multiple of 4")
-        offsets, count, entries = u32(behavior.offsets, "offsets"), len(tokens) // 4, len(ids) // 4
+        tokens, ids = u32(behavior.tokens, "tokens"), u32(behavior.ids, "ids")
+        offsets, log_q = u32(behavior.offsets, "offsets"), f32(behavior.log_q, "log_q")
+        count, entries = len(tokens), len(ids)
         if len(offsets) != count + 1:
             raise LengthMismatch("column offsets", len(offsets), count + 1)
         if len(log_q) != len(ids):
-            raise LengthMismatch("column log_q", len(log_q) // 4, entries)
+            raise LengthMismatch("column log_q", len(log_q), entries)
         if offsets[0] != 0 or offsets[-1] != entries:
             raise LengthMismatch(
                 "column offsets, which ascends from 0 to the number of entries,", int(offsets[-1]), entries
             )
-        self._tokens += tokens
-        self._entry_ids += ids
-        self._log_q += log_q
-        self._offsets += memoryview(offsets[1:] + np.uint32(self._entries)).cast("B")
+        share = min(len(self._ids) / max(self.header.rollouts, 1), 1.0)
+        self._tokens.room(count, share)[:] = tokens
+        self._entry_ids.room(entries, share)[:] = ids
+        self._log_q.room(entries, share)[:] = log_q
+        np.add(offsets[1:], np.uint32(self._entries), out=self._offsets.room(count, share))
         if behavior.HasField("rest"):
             rest = behavior.rest
             columns = Rest(
@@ -419,16 +439,16 @@ class BatchReader:
         if len(self._ids) != self.header.rollouts:
             raise WireError(f"a batch of {self.header.rollouts} rollouts came with {len(self._ids)}")
         temperatures = {params.temperature for params in self._params}
-        offsets = np.frombuffer(self._offsets, "<u4")
+        offsets = self._offsets.values()
         if (offsets[1:] < offsets[:-1]).any():
             at = int(np.flatnonzero(offsets[1:] < offsets[:-1])[0])
             raise WireError(f"the offsets descend at token {at} of the batch, from {offsets[at]} to {offsets[at + 1]}")
         temperature = temperatures.pop() if len(temperatures) == 1 else None
         bare = Behavior(
-            np.frombuffer(self._tokens, "<u4"),
+            self._tokens.values(),
             offsets,
-            np.frombuffer(self._entry_ids, "<u4"),
-            np.frombuffer(self._log_q, "<f4"),
+            self._entry_ids.values(),
+            self._log_q.values(),
             None,
             temperature,
         )

@@ -16,6 +16,7 @@ import torch
 from ..batch import Batch
 from ..behavior import SupportLogProbs
 from ..errors import MissingScores
+from ..rules import LagClip
 from .tokens import columns_of, lag_clipped, lookup, refuse, rule_of
 
 
@@ -75,7 +76,7 @@ def grpo_loss_fn(
     input_data: dict[str, Any],
     *_: Any,
     lag_clip_low: float = 0.0,
-    lag_clip_high: float = 2.0,
+    lag_clip_high: float = LagClip.high,
     **__: Any,
 ) -> Any:
     """In the place of AReaL's function of this name (`PPOActor` binds it): packed tokens, ``prox_logp`` holds log p_s.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import MissingScores
+from ..rules import LagClip
 from .tokens import lag_clipped, lookup, refuse, rule_of
 
 
@@ -43,7 +44,7 @@ def client_section(address: str, *, admin: str) -> str:
 
 
 def loss(
-    inputs: Any, *, lag_clip_low: float = 0.0, lag_clip_high: float = 2.0, numeric_cap: float | None = None
+    inputs: Any, *, lag_clip_low: float = 0.0, lag_clip_high: float = LagClip.high, numeric_cap: float | None = None
 ) -> Any:
     """One sequence; the sum over its tokens, as prime-rl expects.
 

@@ -71,7 +71,7 @@ def lag_clipped(
     return out, metrics
 
 
-def rule_of(low: float = 0.0, high: float = 2.0, numeric_cap: float | None = None) -> Dlc:
+def rule_of(low: float = 0.0, high: float = LagClip.high, numeric_cap: float | None = None) -> Dlc:
     """The token part of DLC, from a configuration."""
     return Dlc(LagClip(low, high), centring="off", numeric_cap=numeric_cap, tail="collapsed")
 

@@ -15,6 +15,7 @@ import torch
 from ..batch import Batch
 from ..behavior import SupportLogProbs
 from ..errors import LengthMismatch
+from ..rules import LagClip
 from ..words import Consumed
 from .tokens import HeldSync, columns_of, lag_clipped, lookup, refuse, rule_of
 
@@ -146,7 +147,7 @@ def policy_loss(
     from verl.trainer.ppo.core_algos import agg_loss
 
     options = lookup(config, "policy_loss", {}) or {}
-    rule = rule_of(lookup(options, "lag_clip_low", 0.0), lookup(options, "lag_clip_high", 2.0))
+    rule = rule_of(lookup(options, "lag_clip_low", 0.0), lookup(options, "lag_clip_high", LagClip.high))
     per_token, metrics = lag_clipped(log_prob, old_log_prob, None, advantages, response_mask, rule)
     info = getattr(config, "global_batch_info", None) or {}
     return agg_loss(loss_mat=per_token, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **info), metrics

@@ -122,7 +122,7 @@ class LagClip:
     """Bounds of the lag ratio, inclusive."""
 
     low: float = 0.0
-    high: float = 2.0
+    high: float = 5.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= 1 <= self.high or self.high != self.high:
