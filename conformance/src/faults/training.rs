@@ -120,27 +120,29 @@ pub const CENTRED_SCORE_WEIGHTED: Fault = Fault {
 pub const CENTRED_WITH_RAW: Fault = Fault {
     id: "centred-with-raw",
     does: "centres with probabilities over the whole vocabulary, which miss the mass truncation took",
-    break_target: |target| {
-        weighing(target, |position| {
-            let mut correction = weigh(position, &Rule::dlc())?;
-            correction.c.iter_mut().for_each(|c| *c *= 0.9);
-            Ok(correction)
-        })
-    },
+    break_target: |target| weighing(target, centred_with_raw),
 };
+
+/// The weights of [`CENTRED_WITH_RAW`], where truncation took a tenth of the mass.
+pub(crate) fn centred_with_raw(position: &Position<'_>) -> Result<TokenCorrection, WeighError> {
+    let mut correction = weigh(position, &Rule::dlc())?;
+    correction.c.iter_mut().for_each(|c| *c *= 0.9);
+    Ok(correction)
+}
+
+/// The weights of [`NUMERIC_IN_WEIGHT`].
+pub(crate) fn numeric_in_weight(position: &Position<'_>) -> Result<TokenCorrection, WeighError> {
+    let (support, sampled) = (position.support, position.support.sampled());
+    let log_p = support.log_q().to_vec();
+    let log_q = RowLogProbs { log_p, log_p_sampled: sampled.log_q, log_rest: support.log_rest() };
+    weigh(&Position { log_s: &log_q, ..*position }, &Rule::dlc())
+}
 
 /// Puts the numeric term into the weight.
 pub const NUMERIC_IN_WEIGHT: Fault = Fault {
     id: "numeric-in-weight",
     does: "weighs with p_theta / q: the numeric term is in the weight",
-    break_target: |target| {
-        weighing(target, |position| {
-            let (support, sampled) = (position.support, position.support.sampled());
-            let log_p = support.log_q().to_vec();
-            let log_q = RowLogProbs { log_p, log_p_sampled: sampled.log_q, log_rest: support.log_rest() };
-            weigh(&Position { log_s: &log_q, ..*position }, &Rule::dlc())
-        })
-    },
+    break_target: |target| weighing(target, numeric_in_weight),
 };
 
 /// Does not clip.

@@ -279,7 +279,8 @@ async fn built_in(suite: &Suite, arguments: &Arguments, broken: fn(Target) -> Ta
     let target = built_in_target(&pair, &config, input, directory.path()).await?;
     let mut target = Target { template: template_of(arguments)?, ..target };
     if arguments.deep {
-        let setting = Setting { steps: arguments.deep_steps, prompts: arguments.deep_prompts, ..Setting::deep() };
+        let (steps, prompts, first_seed) = (arguments.deep_steps, arguments.deep_prompts, arguments.seed);
+        let setting = Setting { steps, prompts, first_seed, ..Setting::deep() };
         crate::small_model::cached().await?;
         target.course = Some(Arc::new(BuiltInCourse::new(directory.path().join("course"), setting)));
     }

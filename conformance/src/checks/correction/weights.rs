@@ -54,6 +54,8 @@ fn distance(step: &Step) -> Result<f64, Obstacle> {
             let (log_s, log_theta) = (position.log_theta, position.log_s);
             weigh(&Position { log_s, log_theta, ..*position }, &Rule::dlc())
         })?,
+        loss(step, faults::centred_with_raw)?,
+        loss(step, faults::numeric_in_weight)?,
     ];
     let nearest = wrong.iter().map(|wrong| (wrong - right).abs()).fold(f64::INFINITY, f64::min);
     Ok(nearest / (1.0 + right.abs()))
