@@ -128,7 +128,7 @@ pub(crate) fn log_s(trainer: &Qwen3Trainer, batch: &Batch) -> Vec<RolloutLogProb
 }
 
 pub(crate) fn dlc(tail: TailModel) -> StepOptions {
-    StepOptions { rule: Rule::Dlc { lag_clip: LagClip::default(), tail }, horizon: 24 }
+    StepOptions { rule: Rule::Dlc { lag_clip: LagClip::new(0.0, 2.0).unwrap(), tail }, horizon: 24 }
 }
 
 /// Steps on a batch of its own, `times` over.
