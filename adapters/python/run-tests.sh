@@ -10,7 +10,7 @@ venv=${LOCKSTEP_VENV:-$target/python-venv-$kind}
 packages="pytest mypy types-protobuf grpcio-tools hatchling"
 case $kind in
   plain) extra="" ;;
-  torch) extra="[torch,probe]" ;;
+  torch) extra="[torch,probe,sinks]" ;;
   trl) extra="[trl]" ;;
   *) echo "run-tests.sh: unknown kind $kind (plain, torch, trl)" >&2; exit 2 ;;
 esac

@@ -10,6 +10,7 @@ from fake import Fake, chunks, pieces, serve
 import lockstep
 from lockstep import Consumed, RolloutId, WeightVersion, aio, errors
 from lockstep.batch import BatchReader
+from lockstep.calls import REPORTED, SHAPE
 from lockstep.rules import EssReport
 from lockstep.wire import lockstep_pb2 as pb
 
@@ -115,11 +116,34 @@ def test_driven_mode(fake, client):
         client.report_consumed(plan, batch.consumed()[1:])
 
 
-METRICS = {
-    "loss": 0.1,
-    "support_size": 3.0,
-    **{f"{term}/{name}": 0.5 for term in ("lag", "numeric") for name in ("mean", "k3", "max_abs", "kl")},
-}
+# Every metric that a report needs, and those it may have.
+METRICS = {name: 0.25 for name in (*REPORTED, *(f"shape/{name}" for name in SHAPE), "clipped_share")}
+
+
+def test_a_report_leaves_no_field_of_the_contract_empty(fake, client):
+    before, after = WeightVersion(1, 4), WeightVersion(1, 5)
+    ess = {before: EssReport(1.0, 0.4, 0.4, 24, 8, 64)}
+    client.report_step(before, after, METRICS, ess, gradient_norm=1.0, tokens=64)
+
+    def empty(message, path=""):
+        filled = {field.name: value for field, value in message.ListFields()}
+        for field in message.DESCRIPTOR.fields:
+            inside = filled.get(field.name)
+            if inside is None:
+                yield path + field.name
+            for one in [inside] if hasattr(inside, "DESCRIPTOR") else []:
+                yield from empty(one, f"{path}{field.name}.")
+
+    (sent,) = fake.named("ReportStep")
+    assert list(empty(sent)) == []
+
+
+def test_a_report_without_a_metric_is_refused_by_name(fake, client):
+    before, after = WeightVersion(1, 4), WeightVersion(1, 5)
+    for lacking in REPORTED:
+        metrics = {name: value for name, value in METRICS.items() if name != lacking}
+        with pytest.raises(errors.MissingMetric, match=f"lacks 1 of 25 metrics, the first is {lacking}:"):
+            client.report_step(before, after, metrics, {}, gradient_norm=1.0, tokens=64)
 
 
 def test_a_report_says_whether_to_synchronise(fake, client):

@@ -12,7 +12,9 @@ import engine
 import pytest
 
 import lockstep
-from lockstep import Consumed, errors
+from lockstep import Consumed, WeightVersion, errors
+from lockstep.calls import REPORTED
+from lockstep.rules import EssReport
 
 BINARY = Path(os.environ.get("LOCKSTEP_BIN", Path(__file__).parents[3] / "target/debug/lockstep"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"no gateway at {BINARY}: cargo build -p lockstep")
@@ -78,6 +80,11 @@ def test_batches_are_pulled_across_a_kill_and_the_audit_is_green(gateway):
             assert batch.rewards.tolist() == batch.lengths.tolist()
             assert batch.groups.tolist() == [0, 0, 1, 1] and batch.prompts[0].tolist() == batch.prompts[1].tolist()
             seen.append((batch.plan, batch.ids))
+            before, after = WeightVersion(0, batch.plan), WeightVersion(0, batch.plan + 1)
+            ess = {WeightVersion(0, 0): EssReport(0.9, 0.8, 0.7, 24, len(batch), len(batch.tokens))}
+            metrics = {name: 0.25 for name in REPORTED}
+            decision = client.report_step(before, after, metrics, ess, gradient_norm=1.0, tokens=len(batch.tokens))
+            assert (decision.resynchronise, decision.ess) == (False, 0.7)
             if batch.plan == 1:
                 gateway.kill()
                 gateway.start()

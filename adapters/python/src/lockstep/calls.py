@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from .errors import Disconnected, NotANumber, PlanMismatch, Refused
+from .errors import Disconnected, MissingMetric, NotANumber, PlanMismatch, Refused
 from .rules.ess import EssReport
 from .wire import lockstep_pb2 as pb
 from .words import Consumed, Decision, Plan, RolloutId, WeightVersion
@@ -101,6 +101,22 @@ def consumed_of(plan: int, consumed: Iterable[Consumed]) -> Any:
     return pb.Consumed(plan=plan, rollouts=rows)
 
 
+TERM = tuple(pb.Term.DESCRIPTOR.fields_by_name)
+"""What is reported of each term."""
+
+SHAPE = tuple(pb.RatioShape.DESCRIPTOR.fields_by_name)
+"""What is reported of the ratios' shape; there may be no tail to fit."""
+
+REPORTED = (
+    "loss",
+    "support_size",
+    "head_mass",
+    "shape/lag_variance",
+    *(f"{prefix}/{name}" for prefix in ("full", "lag", "numeric") for name in TERM),
+)
+"""Metrics that a report needs."""
+
+
 def report_of(
     before: WeightVersion,
     after: WeightVersion,
@@ -109,13 +125,24 @@ def report_of(
     gradient_norm: float,
     tokens: int,
 ) -> Any:
-    """A step's report for the wire, from `LossOutput.metrics` and the ESS by the version that drew the answers."""
+    """A step's report for the wire, from `LossOutput.metrics` and the ESS by the version that drew the answers.
+
+    Raises:
+        MissingMetric: metrics without log p_s, or made by hand.
+        NotANumber: one that is not finite.
+    """
+    lacking = [name for name in REPORTED if name not in metrics]
+    if lacking:
+        raise MissingMetric(
+            f"report of the step from {before} to {after} lacks {len(lacking)} of {len(REPORTED)} metrics, the first is "
+            f"{lacking[0]}: give it `LossOutput.metrics` or `combined` of a loss that knows log p_s"
+        )
     bad = [name for name, value in {**metrics, "gradient_norm": gradient_norm}.items() if not math.isfinite(value)]
     if bad:
         raise NotANumber(f"{bad[0]} of the step from {before} to {after} is not finite")
 
     def term(prefix: str) -> Any:
-        return pb.Term(**{name: metrics[f"{prefix}/{name}"] for name in ("mean", "k3", "max_abs", "kl")})
+        return pb.Term(**{name: metrics[f"{prefix}/{name}"] for name in TERM})
 
     rows = [
         pb.Ess(
@@ -140,6 +167,9 @@ def report_of(
         support_size=metrics["support_size"],
         tokens=tokens,
         ess=rows,
+        full=term("full"),
+        head_mass=metrics["head_mass"],
+        shape=pb.RatioShape(**{name: metrics[f"shape/{name}"] for name in SHAPE if f"shape/{name}" in metrics}),
     )
 
 

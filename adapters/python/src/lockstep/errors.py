@@ -55,6 +55,10 @@ class OutsideVocabulary(SupportError):
     """An id beyond the vocabulary."""
 
 
+class MissingMetric(LockstepError, ValueError):
+    """A step's report without a metric that it needs."""
+
+
 class MissingScores(LockstepError, ValueError):
     """A correction that needs log p_s and was given none."""
 

@@ -157,6 +157,8 @@ def _rule(message: Any) -> Any:
     kind = message.WhichOneof("rule")
     if kind == "uncorrected":
         return Importance(None)
+    if kind == "method":
+        raise NotSupported(f"a probe steps with DLC or without a correction, not with {message.method}")
     if kind != "dlc":
         raise WireError("step options have no rule")
     tails = {1: "p_s", 2: "collapsed"}

@@ -19,7 +19,9 @@ from .errors import NotANumber, NotSupported
 
 ALIASES: dict[str, tuple[tuple[str, float], ...]] = {
     "numeric/mean": (("rollout_corr/kl", -1.0),),
+    "numeric/mean_abs": (("sampling/sampling_logp_difference/mean", 1.0),),
     "numeric/k3": (("rollout_corr/k3_kl", 1.0),),
+    "numeric/chi2": (("rollout_corr/chi2_token", 1.0),),
     "numeric/max_abs": (("sampling/sampling_logp_difference/max", 1.0),),
     "lag/mean": (("actor/ppo_kl", -1.0),),
     "clipped_share": (("actor/pg_clipfrac", 1.0), ("clip_ratio/region_mean", 1.0)),

@@ -18,7 +18,8 @@ from .ess import EssReport, Trigger, clamped_effective_sample_size, effective_sa
 from .fixed import Fixed
 from .importance import IcePop, Importance, TrlCorrection
 from .kl import exact_kl, k1, k2, k3, unbiased_k3
-from .metrics import importance_weights, off_policy, term
+from .metrics import head_mass, importance_weights, off_policy, shape, term
+from .pareto import pareto_k
 from .ppo import Cispo, Decoupled, Gspo, M2po, Opsm, Ppo, harmful, m2po_official, mean_log_ratio
 from .rejection import VERL_PRESETS, Criterion, Rejection, Times, verl
 from .rows import Correction, LagClip, Rows, Rule, TailTerm, Terms
@@ -68,6 +69,7 @@ __all__ = [
     "form_e",
     "form_f",
     "harmful",
+    "head_mass",
     "importance_weights",
     "k1",
     "k2",
@@ -78,7 +80,9 @@ __all__ = [
     "m2po_official",
     "mean_log_ratio",
     "off_policy",
+    "pareto_k",
     "sequence_index",
+    "shape",
     "term",
     "unbiased_k3",
     "verl",

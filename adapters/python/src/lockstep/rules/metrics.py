@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .array import to_numpy
-from .ess import clamped_effective_sample_size
+from .ess import clamped_effective_sample_size, log_weights
 from .kl import exact_kl, k3
+from .pareto import pareto_k
 from .rows import LOG_CLAMP, Ratio, Rows
 
 
@@ -80,9 +81,11 @@ def importance_weights(rows: Rows, ratio: Ratio, level: str, cap: float) -> dict
 
 
 def term(rows: Rows, ratio: Ratio) -> dict[str, float]:
-    """Mean, k3, largest size and exact KL over the recorded supports of one of the two terms."""
+    """A term's log ratio over the drawn tokens, and its exact KL over the recorded supports, in nats: the signed mean, the mean
+    size, ``k2 = x^2 / 2``, ``k3 = e^x - 1 - x``, ``chi2 = mean e^2x - 1``, the largest size."""
     x = to_numpy(rows.log_ratio(ratio)).astype(np.float64)
-    a, b = (rows.s, rows.theta) if ratio == "lag" else (rows.q, rows.s)
+    a = rows.s if ratio == "lag" else rows.q
+    b = rows.s if ratio == "numeric" else rows.theta
     kl = exact_kl(
         to_numpy(a.entries).astype(np.float64), to_numpy(b.entries).astype(np.float64), to_numpy(rows.row), len(x)
     )
@@ -92,7 +95,23 @@ def term(rows: Rows, ratio: Ratio) -> dict[str, float]:
         kl[has] += np.exp(rest_a[has]) * k3(rest_b[has] - rest_a[has])
     return {
         "mean": float(x.mean()),
+        "mean_abs": float(np.abs(x).mean()),
+        "k2": float((x * x).mean() / 2),
         "k3": float(k3(x).mean()),
+        "chi2": float(np.expm1(2 * x).mean()),
         "max_abs": float(np.abs(x).max()),
         "kl": float(kl.mean()),
     }
+
+
+def head_mass(rows: Rows) -> float:
+    """Mean mass of q on the known entries: 1 where supports are exact."""
+    return float(np.exp(to_numpy(rows.q.entries).astype(np.float64)).sum() / len(rows.advantages))
+
+
+def shape(lags: Any, sequence: Any, numeric: Any, horizon: int) -> dict[str, float]:
+    """The variance of the answers' log ratios at the horizon level, where a Gaussian lag has an ESS of ``exp(-variance)``; and
+    Pareto-k of those ratios and of the tokens' ``p_s / q``, each left out where there is no tail to fit."""
+    answers = log_weights(lags, sequence, "horizon", horizon)
+    tails = {"lag_pareto_k": pareto_k(answers), "numeric_pareto_k": pareto_k(numeric)}
+    return {"lag_variance": float(answers.var()), **{name: k for name, k in tails.items() if k is not None}}

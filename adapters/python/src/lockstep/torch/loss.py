@@ -14,11 +14,11 @@ from ..batch import Batch
 from ..behavior import Behavior, SupportLogProbs
 from ..errors import InvalidRule, LengthMismatch, MissingScores, WrongDtype
 from ..reference.score import check_temperature
-from ..rules import Dlc, EssReport, term
+from ..rules import Dlc, EssReport, head_mass, shape, term
 from ..rules import coefficients as reduction_coefficients
 from ..rules.aggregate import Reduction
 from ..rules.ess import DEFAULT_HORIZON
-from ..rules.rows import Correction, Rows, Rule, finite
+from ..rules.rows import Correction, Ratio, Rows, Rule, finite
 from ..words import WeightVersion
 from .function import LossFunction, Run, active_positions, in_order, joined
 from .parts import CHUNK_BYTES
@@ -40,13 +40,15 @@ class LossOutput:
     corrections: tuple[Correction, ...]
 
     def metrics(self, horizon: int = DEFAULT_HORIZON) -> dict[str, float]:
-        """Raw terms, lag and numeric apart, and the ESS of the lag."""
-        out: dict[str, float] = {"loss": float(self.loss.detach())}
+        """Raw terms, lag and numeric apart and both together, the ESS of the lag, and the shape of its tail."""
+        out: dict[str, float] = {"loss": float(self.loss.detach()), "head_mass": head_mass(self.rows)}
+        ratios: tuple[Ratio, ...] = ("full",) if self.rows.scores is None else ("full", "lag", "numeric")
+        for ratio in ratios:
+            out.update({f"{ratio}/{name}": value for name, value in term(self.rows, ratio).items()})
         if self.rows.scores is not None:
-            for ratio in ("lag", "numeric"):
-                out.update({f"{ratio}/{name}": value for name, value in term(self.rows, ratio).items()})
-            ess = EssReport.of(self.rows.log_ratio("lag"), self.rows.sequence, horizon)
+            ess = self.ess(horizon)
             out.update({"ess/token": ess.token, "ess/sequence": ess.sequence, "ess/horizon": ess.horizon})
+            out.update(_shape([self], horizon))
         clipped = [c.info["clipped"] for c in self.corrections if "clipped" in c.info]
         if clipped:
             out["clipped_share"] = float(torch.cat(clipped).double().mean())
@@ -179,7 +181,7 @@ def _output(run: Run, total: Tensor) -> LossOutput:
 
 
 def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> dict[str, float]:
-    """Metrics of a batch from those of its micro-batches: means by token, the largest of the largest."""
+    """Metrics of a batch from those of its micro-batches: means by token, the largest of the largest, the shape of all ratios."""
     tokens, parts = [len(output.per_token) for output in outputs], [output.metrics(horizon) for output in outputs]
     metrics: dict[str, float] = {}
     for name in parts[0]:
@@ -188,9 +190,25 @@ def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> d
             metrics[name] = max(values)
         elif name == "loss":
             metrics[name] = sum(values)
-        elif not name.startswith("ess/"):
+        elif not name.startswith(("ess/", "shape/")):
             metrics[name] = sum(value * n for value, n in zip(values, tokens)) / sum(tokens)
+    if all(output.rows.scores is not None for output in outputs):
+        metrics.update(_shape(outputs, horizon))
     return metrics
+
+
+def _shape(outputs: Sequence[LossOutput], horizon: int) -> dict[str, float]:
+    """The shape of the ratios of some micro-batches, each with whole answers."""
+
+    def logs(ratio: Ratio) -> Any:
+        return torch.cat([output.rows.log_ratio(ratio) for output in outputs]).double().cpu().numpy()
+
+    sequences, first = [], 0
+    for output in outputs:
+        sequences.append(output.rows.sequence.cpu().numpy() + first)
+        first += output.rows.sequences
+    found = shape(logs("lag"), np.concatenate(sequences), logs("numeric"), horizon)
+    return {f"shape/{name}": value for name, value in found.items()}
 
 
 def ess_by_version(
