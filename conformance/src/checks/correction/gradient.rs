@@ -96,7 +96,7 @@ fn questions(batch: &Batch) -> Vec<Question> {
         for (position, support) in open.take(POSITIONS) {
             let at = Place { rollout: index, position };
             for (w, share) in WEIGHTS.into_iter().flat_map(|w| [(w, 0.0), (w, 0.5)]) {
-                let q = mixed(&support, share);
+                let q = mixed(support.log_q(), share);
                 let loss = loss(rollout, (position, &support), (w, &q));
                 questions.push(Question { at, sampled: support.sampled().token, q, loss });
             }
@@ -105,9 +105,9 @@ fn questions(batch: &Batch) -> Vec<Question> {
     questions
 }
 
-/// q with a share of the uniform distribution over its support; sums to 1 whatever f32 has lost.
-pub(super) fn mixed(support: &Support, share: f64) -> Vec<f64> {
-    let q: Vec<f64> = support.log_q().iter().map(|log_q| log_q.exp()).collect();
+/// q, renormalised, with a share of the uniform distribution over its ids; sums to 1 whatever f32 has lost.
+pub(super) fn mixed(log_q: &[f64], share: f64) -> Vec<f64> {
+    let q: Vec<f64> = log_q.iter().map(|log_q| log_q.exp()).collect();
     let (total, each) = (q.iter().sum::<f64>(), 1.0 / q.len() as f64);
     q.iter().map(|q| (1.0 - share) * q / total + share * each).collect()
 }
