@@ -143,17 +143,24 @@ fn measure(name: &str, truncation: Truncation) -> Result<(), Box<dyn Error>> {
     time("  score", || Ok(trainer.score(&batch, FIRST)?))?;
     let log_s = trainer.score(&batch, FIRST)?.rollouts;
     let options = StepOptions { rule: Rule::dlc(), horizon: 24 };
+    cost("at the sampler's weights", &trainer, (&scored, &log_s))?;
     time("  gradient of a step", || Ok(trainer.gradient_of(&scored, &log_s, &options)?.0))?;
     time("  step", || {
         let report = trainer.step(&scored, &log_s, &options)?;
         trainer.retain(&[FIRST]);
         Ok(report)
     })?;
-    cost(&trainer, &scored, &log_s)
+    cost("at later weights", &trainer, (&scored, &log_s))
 }
 
 /// What DLC adds to a step, in turns with what it is held against: the least of 25 each, so that a busy machine shows less.
-fn cost(trainer: &Qwen3Trainer, scored: &ScoredBatch, log_s: &[RolloutLogProbs]) -> Result<(), Box<dyn Error>> {
+///
+/// At the sampler's own weights that is arithmetic alone. At later ones a tail on p_s wants a second forward, at the sampler's.
+fn cost(
+    weights: &str,
+    trainer: &Qwen3Trainer,
+    (scored, log_s): (&ScoredBatch, &[RolloutLogProbs]),
+) -> Result<(), Box<dyn Error>> {
     let mut least = [f64::INFINITY; 3];
     for _ in 0..25 {
         for (least, rule) in least.iter_mut().zip([Rule::Uncorrected, Rule::dlc()]) {
@@ -167,6 +174,7 @@ fn cost(trainer: &Qwen3Trainer, scored: &ScoredBatch, log_s: &[RolloutLogProbs])
     }
     let [plain, dlc, score] = least;
     let share = |part: f64| 100.0 * part / plain;
+    println!("  {weights}:");
     println!("  gradient without a correction                {plain:8.2} ms");
     println!("  gradient with DLC                            {dlc:8.2} ms, {:+.1} %", share(dlc - plain));
     println!("  scoring pass at the sampler's weights        {score:8.2} ms, {:+.1} %", share(score));
