@@ -1,9 +1,12 @@
 //! The kernels on the tensors of a card: what candle's storage and `lockstep_kernels::cuda` have to say to each other.
 
-use candle_core::{CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail};
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail,
+};
+use half::bf16;
 use lockstep_kernels::adamw::Constants;
 use lockstep_kernels::cuda::{
-    CudaError, Kernels, UpdateSlot,
+    CudaError, Kernels, Q8, Q8_BATCH, UpdateSlot,
     cudarc::driver::{CudaSlice, CudaView},
 };
 use lockstep_kernels::{Chain, Draw, SampleReport};
@@ -106,6 +109,26 @@ impl<F: FnOnce(&mut CudaSlice<f32>) -> Result<()>> InplaceOp1 for Once<F> {
 /// Runs `f` on the memory of a tensor of a card, from its beginning, which nothing else shares.
 pub(crate) fn on_storage(tensor: &Tensor, f: impl FnOnce(&mut CudaSlice<f32>) -> Result<()>) -> Result<()> {
     tensor.inplace_op1(&Once(RefCell::new(Some(f))))
+}
+
+/// `x [N, in] W^T`, f32, in launches of as many rows as the kernel takes.
+pub(crate) fn q8_gemv(matrix: &Q8, (x, layout): (&CudaStorage, &Layout)) -> Result<(CudaStorage, Shape)> {
+    let device = &x.device;
+    let (n, width) = layout.shape().dims2()?;
+    let Some((start, _)) = layout.contiguous_offsets() else {
+        bail!("operand of shape {:?} is not contiguous", layout.dims())
+    };
+    let (kernels, out) = (kernels(device), matrix.values.len() / matrix.width.max(1));
+    let x = x.as_cuda_slice::<bf16>()?;
+    let mut y = device.alloc_zeros::<f32>(n * out)?;
+    for first in (0..n).step_by(Q8_BATCH) {
+        let batch = Q8_BATCH.min(n - first);
+        let rows = x.slice(start + first * width..start + (first + batch) * width);
+        let part = kernels.q8_gemv(matrix, &rows, batch).map_err(refused)?;
+        let mut to = y.slice_mut(first * out..(first + batch) * out);
+        device.memcpy_dtod(&part, &mut to)?;
+    }
+    Ok((CudaStorage::wrap_cuda_slice(y, device.clone()), Shape::from((n, out))))
 }
 
 /// [`lockstep_kernels::sample_report`] of every row of `logits [rows, V]` on a card, one a draw.

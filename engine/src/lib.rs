@@ -16,6 +16,7 @@ mod error;
 mod fused;
 pub mod generate;
 pub mod head;
+mod matrix;
 pub mod memory;
 pub mod model;
 pub mod numerics;

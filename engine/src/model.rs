@@ -5,6 +5,7 @@
 
 use crate::fused::attention::{self, Heads};
 use crate::fused::{Angles, rms_norm, rope, swiglu};
+use crate::matrix::{Matrix, Q8};
 use crate::{Cache, Config, Error, Result, Weights, plain};
 use candle_core::{DType, Device, Tensor};
 use std::path::Path;
@@ -22,15 +23,15 @@ pub enum Pass {
 
 #[derive(Debug, Clone)]
 struct Layer {
-    q_proj: Tensor,
-    k_proj: Tensor,
-    v_proj: Tensor,
-    o_proj: Tensor,
+    q_proj: Matrix,
+    k_proj: Matrix,
+    v_proj: Matrix,
+    o_proj: Matrix,
     q_norm: Tensor,
     k_norm: Tensor,
-    gate_proj: Tensor,
-    up_proj: Tensor,
-    down_proj: Tensor,
+    gate_proj: Matrix,
+    up_proj: Matrix,
+    down_proj: Matrix,
     input_norm: Tensor,
     post_norm: Tensor,
 }
@@ -38,34 +39,39 @@ struct Layer {
 /// The tensors of the model in the places where they are used.
 #[derive(Debug, Clone)]
 struct Net {
-    embed: Tensor,
+    embed: Matrix,
     layers: Vec<Layer>,
     norm: Tensor,
-    head: Tensor,
+    head: Matrix,
 }
 
 impl Net {
-    fn new(config: &Config, get: impl Fn(&str) -> Result<Tensor>) -> Result<Self> {
+    fn new(
+        config: &Config,
+        matrix: impl Fn(&str) -> Result<Matrix>,
+        vector: impl Fn(&str) -> Result<Tensor>,
+    ) -> Result<Self> {
         let layer = |index: usize| {
-            let part = |name: &str| get(&format!("model.layers.{index}.{name}.weight"));
+            let name = |part: &str| format!("model.layers.{index}.{part}.weight");
+            let (matrix, vector) = (|part: &str| matrix(&name(part)), |part: &str| vector(&name(part)));
             Ok(Layer {
-                q_proj: part("self_attn.q_proj")?,
-                k_proj: part("self_attn.k_proj")?,
-                v_proj: part("self_attn.v_proj")?,
-                o_proj: part("self_attn.o_proj")?,
-                q_norm: part("self_attn.q_norm")?,
-                k_norm: part("self_attn.k_norm")?,
-                gate_proj: part("mlp.gate_proj")?,
-                up_proj: part("mlp.up_proj")?,
-                down_proj: part("mlp.down_proj")?,
-                input_norm: part("input_layernorm")?,
-                post_norm: part("post_attention_layernorm")?,
+                q_proj: matrix("self_attn.q_proj")?,
+                k_proj: matrix("self_attn.k_proj")?,
+                v_proj: matrix("self_attn.v_proj")?,
+                o_proj: matrix("self_attn.o_proj")?,
+                q_norm: vector("self_attn.q_norm")?,
+                k_norm: vector("self_attn.k_norm")?,
+                gate_proj: matrix("mlp.gate_proj")?,
+                up_proj: matrix("mlp.up_proj")?,
+                down_proj: matrix("mlp.down_proj")?,
+                input_norm: vector("input_layernorm")?,
+                post_norm: vector("post_attention_layernorm")?,
             })
         };
-        let embed = get("model.embed_tokens.weight")?;
-        let head = if config.tied { embed.clone() } else { get("lm_head.weight")? };
+        let embed = matrix("model.embed_tokens.weight")?;
+        let head = if config.tied { embed.clone() } else { matrix("lm_head.weight")? };
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
-        Ok(Self { embed, layers, norm: get("model.norm.weight")?, head })
+        Ok(Self { embed, layers, norm: vector("model.norm.weight")?, head })
     }
 }
 
@@ -86,8 +92,8 @@ struct Plain {
 
 impl Turn<'_> {
     /// `rope(norm(x W^T))`, head by head.
-    fn project(&self, x: &Tensor, proj: &Tensor, norm: &Tensor) -> Result<Tensor> {
-        let x = linear(x, proj)?;
+    fn project(&self, x: &Tensor, proj: &Matrix, norm: &Tensor) -> Result<Tensor> {
+        let x = proj.product(x)?;
         match &self.plain {
             None => Ok(rope(&rms_norm(&x, norm, self.config.rms_eps)?, self.angles, self.positions)?),
             Some(Plain { dtype, cos, sin }) => {
@@ -122,11 +128,11 @@ impl Layer {
         let a = turn.norm(&x, &self.input_norm)?;
         let q = turn.project(&a, &self.q_proj, &self.q_norm)?;
         let k = turn.project(&a, &self.k_proj, &self.k_norm)?;
-        let mixed = attend([&q, &k, &linear(&a, &self.v_proj)?])?;
-        let x = (x + linear(&mixed, &self.o_proj)?)?;
+        let mixed = attend([&q, &k, &self.v_proj.product(&a)?])?;
+        let x = (x + self.o_proj.product(&mixed)?)?;
         let b = turn.norm(&x, &self.post_norm)?;
-        let gated = turn.gate(&linear(&b, &self.gate_proj)?, &linear(&b, &self.up_proj)?)?;
-        Ok((x + linear(&gated, &self.down_proj)?)?)
+        let gated = turn.gate(&self.gate_proj.product(&b)?, &self.up_proj.product(&b)?)?;
+        Ok((x + self.down_proj.product(&gated)?)?)
     }
 }
 
@@ -142,18 +148,14 @@ struct Packed {
 pub struct Qwen3 {
     config: Config,
     weights: Weights,
-    tracked: Net,
+    /// What a backward reaches; none in Q8_0.
+    tracked: Option<Net>,
     detached: Net,
     angles: Arc<Angles>,
     /// Logits are rounded to bf16.
     bf16_head: bool,
     /// The type of the activations where candle's own operations run: on a card.
     plain: Option<DType>,
-}
-
-/// `x [N, in] w [out, in]^T`.
-fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
-    Ok(plain::linear(x, w)?)
 }
 
 impl Qwen3 {
@@ -164,11 +166,44 @@ impl Qwen3 {
             let missing = || Error::Missing { name: name.into(), shape: shapes.get(name).cloned().unwrap_or_default() };
             weights.get(name).ok_or_else(missing)
         };
-        let tracked = Net::new(&config, |name| Ok(var(name)?.as_tensor().clone()))?;
-        let detached = Net::new(&config, |name| Ok(var(name)?.as_detached_tensor()))?;
+        let tracked = |name: &str| Ok(var(name)?.as_tensor().clone());
+        let detached = |name: &str| Ok(var(name)?.as_detached_tensor());
+        let tracked = Net::new(&config, |name| Ok(Matrix::Floats(tracked(name)?)), tracked)?;
+        let detached = Net::new(&config, |name| Ok(Matrix::Floats(detached(name)?)), detached)?;
+        Ok(Self::of(config, weights, Some(tracked), detached))
+    }
+
+    /// The model on a copy of `weights` in Q8_0, to sample with: nothing is recorded, and of the floats only the vectors are
+    /// kept. On a card embedding and head are f32, of the same rounded values.
+    ///
+    /// # Errors
+    /// Matrices that Q8_0 cannot hold.
+    pub fn in_q8(config: Config, weights: &Weights, device: &Device) -> Result<Self> {
+        let vectors = weights.vectors(device)?;
+        let var = |name: &str, of: &Weights| {
+            let missing = || Error::Missing { name: name.into(), shape: Vec::new() };
+            Ok::<_, Error>(of.get(name).ok_or_else(missing)?.as_detached_tensor())
+        };
+        let matrix = |name: &str| {
+            let w = var(name, weights)?;
+            if device.is_cpu() || name.starts_with("model.layers.") {
+                return Ok(Matrix::Q8(Q8::new(&w, device)?));
+            }
+            Ok(Matrix::Floats(Q8::new(&w, &Device::Cpu)?.floats()?.to_device(device)?))
+        };
+        let net = Net::new(&config, matrix, |name| var(name, &vectors))?;
+        Ok(Self::of(config, vectors, None, net))
+    }
+
+    fn of(config: Config, weights: Weights, tracked: Option<Net>, detached: Net) -> Self {
         let angles = Arc::new(Angles::new(config.rope_theta, config.head_dim, config.max_positions));
         let plain = (!weights.device().is_cpu()).then_some(DType::BF16);
-        Ok(Self { config, weights, tracked, detached, angles, bf16_head: false, plain })
+        Self { config, weights, tracked, detached, angles, bf16_head: false, plain }
+    }
+
+    fn recorded(&self) -> Result<&Net> {
+        let refused = || Error::Inconsistent("a model in Q8_0 is to sample with: it has no backward".into());
+        self.tracked.as_ref().ok_or_else(refused)
     }
 
     /// The same with candle's own operations and activations in `dtype`: on the CPU what a card computes in bf16.
@@ -238,7 +273,7 @@ impl Qwen3 {
     pub fn hidden_packed(&self, rows: &[&[u32]], pass: Pass) -> Result<Tensor> {
         let batch = self.pack(rows, |_| 0)?;
         let net = match pass {
-            Pass::Train => &self.tracked,
+            Pass::Train => self.recorded()?,
             Pass::Score => &self.detached,
         };
         let (heads, lens) = (self.heads(), &batch.lens);
@@ -294,15 +329,15 @@ impl Qwen3 {
 
     /// Logits of hidden states: `[.., hidden]` to `[.., V]`, recorded if `hidden` is.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        let net = if hidden.track_op() { &self.tracked } else { &self.detached };
+        let net = if hidden.track_op() { self.recorded()? } else { &self.detached };
         let mut shape = hidden.dims().to_vec();
         let width = shape.pop().unwrap_or_default();
         shape.push(self.config.vocab);
         let hidden = hidden.reshape(((), width))?;
         let round = |x: &Tensor| x.to_dtype(DType::BF16)?.to_dtype(DType::F32);
         let logits = match self.bf16_head {
-            true => round(&linear(&round(&hidden)?, &net.head)?)?,
-            false => linear(&hidden, &net.head)?,
+            true => round(&net.head.product(&round(&hidden)?)?)?,
+            false => net.head.product(&hidden)?,
         };
         Ok(logits.reshape(shape)?)
     }
@@ -340,8 +375,7 @@ impl Qwen3 {
         mut attend: impl FnMut(usize, [&Tensor; 3]) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let device = self.weights.device();
-        let ids = Tensor::from_slice(&batch.ids, batch.ids.len(), &device)?;
-        let mut x = net.embed.index_select(&ids, 0)?;
+        let mut x = net.embed.select(&batch.ids, &device)?;
         let plain = self.plain.map(|dtype| {
             let (cos, sin) = self.angles.at(&batch.positions, &device)?;
             Ok::<_, Error>(Plain { dtype, cos, sin })

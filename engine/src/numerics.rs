@@ -9,8 +9,7 @@
 //! ```
 
 use crate::{Error, Result, Weights};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use lockstep_core::profile::Dtypes;
 use lockstep_kernels::philox::normal;
 use std::fmt;
@@ -45,15 +44,14 @@ pub enum Numerics {
 pub struct UnknownNumerics(pub String);
 
 impl Numerics {
-    /// Rewrites the weights of a sampler, in place.
+    /// Rewrites the weights of a sampler, in place; those in Q8_0 are kept as such, and not rewritten.
     pub(crate) fn apply(self, weights: &Weights) -> Result<()> {
         for ((_, var), stream) in weights.iter().zip(0u64..) {
             let [rows, columns] = var.dims() else { continue };
             let mut values: Vec<f32> = var.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
             match self {
-                Self::Exact | Self::Bf16Head => return Ok(()),
+                Self::Exact | Self::Bf16Head | Self::Q8 => return Ok(()),
                 Self::Int(bits) => values.chunks_exact_mut(*columns).for_each(|row| round_row(row, bits)),
-                Self::Q8 => values = in_q8(values, (*rows, *columns))?,
                 Self::Noise { sigma, seed } => add_noise(&mut values, sigma, |i| normal(seed, stream, i)),
             }
             var.set(&Tensor::from_vec(values, (*rows, *columns), var.device())?.to_dtype(var.dtype())?)
@@ -83,12 +81,6 @@ fn round_row(row: &mut [f32], bits: u32) {
         let scale = largest / levels;
         row.iter_mut().for_each(|x| *x = (*x / scale).round_ties_even() * scale);
     }
-}
-
-fn in_q8(values: Vec<f32>, shape: (usize, usize)) -> Result<Vec<f32>> {
-    let matrix = Tensor::from_vec(values, shape, &Device::Cpu)?;
-    let blocks = QTensor::quantize(&matrix, GgmlDType::Q8_0)?;
-    Ok(blocks.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
 }
 
 fn add_noise(values: &mut [f32], sigma: f64, draw: impl Fn(u64) -> f64) {
@@ -148,18 +140,6 @@ mod tests {
         for text in ["int5", "noise(0,1)", "noise(0.1)", "noise(nan,1)", "fp8", ""] {
             assert!(text.parse::<Numerics>().is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn a_block_of_q8_has_a_scale_of_its_own() {
-        let values: Vec<f32> =
-            (0..64).map(|i| if i < 32 { i as f32 / 31.0 } else { 100.0 * (i - 32) as f32 / 31.0 }).collect();
-        let rounded = in_q8(values.clone(), (1, 64)).unwrap();
-        for (block, most) in [(0..32, 1.0f32), (32..64, 100.0)] {
-            let worst = block.map(|i| (rounded[i] - values[i]).abs()).fold(0.0, f32::max);
-            assert!(worst > 0.0 && worst <= 0.51 * most / 127.0 + most / 2048.0, "{worst} in a block up to {most}");
-        }
-        assert!(in_q8(vec![0.0; 40], (1, 40)).is_err());
     }
 
     #[test]

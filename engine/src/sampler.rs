@@ -4,7 +4,7 @@
 use crate::generate::{Drawing, Drawn, Filters, HEAD, Request};
 use crate::numerics::Numerics;
 use crate::train_error::refused_or_failed;
-use crate::{Error, Qwen3, Result, Weights};
+use crate::{Config, Error, Qwen3, Result, Weights};
 use candle_core::Device;
 use lockstep_core::ports::{PortError, PublishedWeights, SampleRequest, SamplerCapabilities};
 use lockstep_core::profile::{Dtypes, FilterName, LogProbMeaning, SamplerProfile, TieRule};
@@ -92,13 +92,8 @@ impl Qwen3Sampler {
     /// As [`Qwen3Sampler::new`].
     pub fn on(model: &Qwen3, version: WeightVersion, device: &Device, numerics: Numerics) -> Result<Self> {
         let digest = Digest(model.weights().digest()?);
-        let config = model.config().clone();
-        let weights = model.weights().snapshot()?;
-        numerics.apply(&weights)?;
-        let weights = if device.is_cpu() { weights } else { weights.for_sampling(device, config.tied)? };
         let profile = Arc::new(profile(dtypes(numerics, device)));
-        let model = Qwen3::new(config, weights)?;
-        let model = if numerics == Numerics::Bf16Head { model.with_bf16_head() } else { model };
+        let model = sampling(model.config().clone(), model.weights().snapshot()?, (device, numerics))?;
         Ok(Self { model, version, digest, profile, listed: HEAD, numerics })
     }
 
@@ -108,10 +103,9 @@ impl Qwen3Sampler {
     /// # Errors
     /// Weights that cannot be rewritten.
     pub fn with_numerics(self, numerics: Numerics) -> Result<Self> {
-        numerics.apply(self.model.weights())?;
-        let dtypes = dtypes(numerics, &self.model.weights().device());
-        let model = if numerics == Numerics::Bf16Head { self.model.with_bf16_head() } else { self.model };
-        Ok(Self { model, numerics, profile: Arc::new(profile(dtypes)), ..self })
+        let (weights, device) = (self.model.weights().clone(), self.model.weights().device());
+        let model = sampling(self.model.config().clone(), weights, (&device, numerics))?;
+        Ok(Self { model, numerics, profile: Arc::new(profile(dtypes(numerics, &device))), ..self })
     }
 
     /// The same, listing the `listed` largest entries of an untruncated distribution.
@@ -144,11 +138,27 @@ impl Qwen3Sampler {
             let PublishedWeights { version, digest: published, .. } = *published;
             return Err(SamplerError::Digest { path: path.into(), version, published, found });
         }
-        self.numerics.apply(&weights)?;
-        self.model.weights().assign(&weights)?;
+        if self.numerics == Numerics::Q8 {
+            let device = self.model.weights().device();
+            self.model = sampling(self.model.config().clone(), weights, (&device, self.numerics))?;
+        } else {
+            self.numerics.apply(&weights)?;
+            self.model.weights().assign(&weights)?;
+        }
         (self.version, self.digest) = (published.version, found);
         Ok(self.stamp())
     }
+}
+
+/// The model that draws with some weights, on a device and as coarsely as told.
+fn sampling(config: Config, weights: Weights, (device, numerics): (&Device, Numerics)) -> Result<Qwen3> {
+    if numerics == Numerics::Q8 {
+        return Qwen3::in_q8(config, &weights, device);
+    }
+    numerics.apply(&weights)?;
+    let weights = if device.is_cpu() { weights } else { weights.for_sampling(device, config.tied)? };
+    let model = Qwen3::new(config, weights)?;
+    Ok(if numerics == Numerics::Bf16Head { model.with_bf16_head() } else { model })
 }
 
 /// In which types it computes: those of its numerics, between bf16 on a card.

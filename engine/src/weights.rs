@@ -101,6 +101,12 @@ impl Weights {
         self.converted(device, |name, var| if var.rank() > 1 && name != head { DType::BF16 } else { DType::F32 })
     }
 
+    /// A copy of the vectors on `device`, f32, without the matrices.
+    pub(crate) fn vectors(&self, device: &Device) -> Result<Self> {
+        let vectors = self.0.iter().filter(|(_, var)| var.rank() == 1);
+        Self(vectors.map(|(name, var)| (name.clone(), var.clone())).collect()).to_device(device)
+    }
+
     fn converted(&self, device: &Device, dtype: impl Fn(&str, &Var) -> DType) -> Result<Self> {
         let copies = self.0.iter().map(|(name, var)| {
             let moved = var.as_detached_tensor().to_device(device)?.to_dtype(dtype(name, var))?;

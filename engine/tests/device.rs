@@ -4,14 +4,23 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails by panicking")]
 
 mod common;
+mod pair;
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use common::{floats, ids, largest, model, worst};
+use lockstep_core::dlc::TailModel;
+use lockstep_core::ports::Control;
+use lockstep_core::sampling::Truncation;
 use lockstep_engine::generate::{Drawing, Filters, Request, generate, greedy};
 use lockstep_engine::memory::{self, Load};
 use lockstep_engine::supervised::{Example, supervised_step};
-use lockstep_engine::{AdamW, Compute, Config, Optimiser, Pass, Qwen3};
+use lockstep_engine::{
+    AdamW, Compute, Config, Numerics, Optimiser, Pass, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, Weights,
+};
+use lockstep_kernels::q8;
+use pair::*;
 use std::ops::ControlFlow;
+use tempfile::tempdir;
 
 fn device() -> Device {
     let name = std::env::var("LOCKSTEP_DEVICE").unwrap_or_else(|_| "cpu".into());
@@ -127,6 +136,35 @@ fn answers_and_their_distributions_agree_with_the_fused_ones() {
     assert_eq!(drawn, 20);
 }
 
+/// The matrices of a model in Q8_0, against a model of floats that have the rounded values.
+#[test]
+fn a_model_in_q8_agrees_with_its_rounded_floats() {
+    for tied in [true, false] {
+        let exact = model(tied, 12);
+        let rounded = Weights::random(exact.config(), 12, 0.3).unwrap();
+        for (_, var) in rounded.iter().filter(|(_, var)| var.rank() == 2) {
+            let bytes = q8::quantise(&floats(var.as_tensor())).unwrap();
+            let values = q8::Q8::new(&bytes, var.dim(1).unwrap()).unwrap().weights();
+            var.set(&Tensor::from_vec(values, var.shape(), &Device::Cpu).unwrap()).unwrap();
+        }
+        let rounded = Qwen3::new(exact.config().clone(), rounded).unwrap();
+        let in_q8 = Qwen3::in_q8(exact.config().clone(), exact.weights(), &device()).unwrap();
+        // On a card between bf16 activations.
+        let tolerance = if device().is_cpu() { 2e-5 } else { 0.1 };
+        let (want, got) = (hidden(&rounded), hidden(&in_q8));
+        assert!(worst(&got, &want) <= tolerance * largest(&want), "{}", worst(&got, &want));
+        assert!(worst(&hidden(&exact), &want) > 1e-3 * largest(&want), "Q8_0 rounds nothing");
+        let logits = |model: &Qwen3| {
+            let states = model.hidden_packed(&slices(&rows()), Pass::Score).unwrap();
+            floats(&model.logits(&states).unwrap())
+        };
+        assert!(worst(&logits(&in_q8), &logits(&rounded)) <= tolerance * largest(&logits(&rounded)));
+        let refused = in_q8.hidden_packed(&slices(&rows()), Pass::Train).unwrap_err().to_string();
+        assert!(refused.contains("Q8_0 is to sample with"), "{refused}");
+        assert!(in_q8.weights().iter().all(|(_, var)| var.rank() == 1), "floats are kept beside the blocks");
+    }
+}
+
 /// Some steps of the whole trainer: forward, head, backward, optimiser, against the fused one.
 #[test]
 fn supervised_steps_lead_to_the_fused_weights() {
@@ -143,6 +181,47 @@ fn supervised_steps_lead_to_the_fused_weights() {
         assert!((want - got).abs() <= 1e-4 * want, "{losses:?}");
     }
     assert!(losses[0][4] < losses[0][0]);
+}
+
+/// A pair on the device: answers drawn, scored at their version, trained on, weights published and loaded; against a trainer on
+/// the CPU that sees the same batches.
+#[test]
+fn a_pair_draws_scores_steps_and_loads() {
+    let card = !device().is_cpu();
+    for (numerics, most) in [(Numerics::Exact, if card { 0.1 } else { 1e-5 }), (Numerics::Q8, 0.2)] {
+        let folder = tempdir().unwrap();
+        let on = |model: Qwen3| {
+            let optimiser = Optimiser::new(model.weights(), rule(), 1.0);
+            Qwen3Trainer::new(model, optimiser, FIRST, settings(folder.path()))
+        };
+        let fused = model(true, 21);
+        let (mut here, mut on_cpu) = (on(fused.to_device(&device()).unwrap()), on(copy(&fused)));
+        let sampler = Qwen3Sampler::on(here.model(), FIRST, &device(), numerics).unwrap().listing(12);
+        let sampler = SamplerPort::new(sampler).unwrap();
+        for truncation in [CUT, Truncation::NONE] {
+            let scored = reward(sample(&sampler, plan(1, 5, &params(truncation, 9))));
+            let step = |trainer: &mut Qwen3Trainer| {
+                let log_s = log_s(trainer, scored.batch());
+                trainer.step(&scored, &log_s, &dlc(TailModel::SamplerWeights)).unwrap()
+            };
+            let (got, want) = (step(&mut here), step(&mut on_cpu));
+            assert_eq!(
+                (got.terms.lag.max_abs, got.ess[0].1.sequence),
+                (0.0, 1.0),
+                "{numerics}: fresh weights have no lag"
+            );
+            assert!(got.terms.numeric.mean_abs <= most, "{numerics}: {:?}", got.terms.numeric);
+            assert_eq!(numerics == Numerics::Exact && !card, got.terms.numeric.mean_abs < 1e-5);
+            let off = (got.loss - want.loss).abs().max((got.gradient_norm / want.gradient_norm - 1.0).abs());
+            assert!(off <= if card { 0.05 } else { 0.0 }, "{numerics}: {got:?} {want:?}");
+            let stale = step(&mut here);
+            assert!(stale.terms.lag.max_abs > 0.0 && stale.ess[0].1.sequence < 1.0, "{stale:?}");
+            step(&mut on_cpu);
+            let published = here.publish(here.version()).unwrap();
+            let stamp = block_on(Control::load_weights(&sampler, &published)).unwrap();
+            assert_eq!(stamp.version(), Some(here.version()));
+        }
+    }
 }
 
 #[test]

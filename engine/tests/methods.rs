@@ -117,6 +117,9 @@ fn a_coarse_sampler_says_so_and_is_coarse_after_a_load_too() {
     for other in [noise, Numerics::Bf16Head] {
         assert!(numeric(&trainer, &coarse(&trainer, other)) > 1e-7, "{other}");
     }
+    let in_q8 = coarse(&trainer, Numerics::Q8);
+    let kl = numeric(&trainer, &in_q8);
+    assert!(kl > 1e-7 && kl < 10.0 * kls[1], "Q8_0 is about as coarse as int8: {kl}, {kls:?}");
     let port = coarse(&trainer, Numerics::Int(4));
     let profile = lockstep_core::ports::Sampler::capabilities(&port).profile;
     assert!(profile.dtypes.weights.starts_with("int4") && profile.dtypes.head == "f32", "{profile:?}");
@@ -124,6 +127,9 @@ fn a_coarse_sampler_says_so_and_is_coarse_after_a_load_too() {
     let published = trainer.publish(trainer.version()).unwrap();
     block_on(lockstep_core::ports::Control::load_weights(&port, &published)).unwrap();
     assert!(numeric(&trainer, &port) > 10.0 * kls[1], "still int4");
+    block_on(lockstep_core::ports::Control::load_weights(&in_q8, &published)).unwrap();
+    let loaded = numeric(&trainer, &in_q8);
+    assert!(loaded > kl / 10.0 && loaded < 10.0 * kl, "still Q8_0, of the new weights: {loaded}, {kl}");
 }
 
 trait NumericKl {

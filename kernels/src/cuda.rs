@@ -19,7 +19,7 @@ pub use cudarc;
 pub use head::{HeadLogits, Known, Listed, Runs};
 pub use layout::{HeadRow, HeadScores, RatioSums, RowSums};
 pub use rows::{RowIds, Sampled};
-pub use update::{Q8, UpdateSlot};
+pub use update::{Q8, Q8_BATCH, UpdateSlot};
 
 /// Threads of a block, as in `cuda/block.cuh`.
 const THREADS: u32 = 256;

@@ -1,9 +1,10 @@
-//! Matrix times vector with the matrix in Q8_0, as GGUF lays it out: 34 bytes for 32 weights, a half-precision scale and 32
+//! Matrix times vectors with the matrix in Q8_0, as GGUF lays it out: 34 bytes for 32 weights, a half-precision scale and 32
 //! signed bytes, row after row.
 //!
 //! ```text
 //! y_r = sum_b d_rb sum_{j < 32} q_rbj x_{32 b + j}        products and sums of a block in f32, the sum over blocks in f64
 //! ```
+//! A vector's product does not depend on those beside it, nor on the number of threads.
 
 use crate::{Error, Result};
 use half::f16;
@@ -57,9 +58,36 @@ impl<'a> Q8<'a> {
 
     /// The weights, `[rows, columns]`.
     pub fn weights(&self) -> Vec<f32> {
-        let block = |block: &'a [u8]| block[2..].iter().map(move |q| scale(block) * f32::from(*q as i8));
-        self.bytes.chunks_exact(BLOCK_BYTES).flat_map(block).collect()
+        weights(self.bytes).collect()
     }
+
+    /// Scale, as the bits of its half, and values of every block.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u16, Vec<i8>)> + 'a {
+        let values = |block: &[u8]| block[2..].iter().map(|q| *q as i8).collect();
+        self.bytes.chunks_exact(BLOCK_BYTES).map(move |block| (u16::from_le_bytes([block[0], block[1]]), values(block)))
+    }
+
+    /// The weights of some rows, `[N, columns]`.
+    ///
+    /// # Errors
+    /// A row that is not there.
+    pub fn select(&self, rows: &[u32]) -> Result<Vec<f32>> {
+        let width = self.row_bytes();
+        let mut selected = Vec::with_capacity(rows.len() * self.columns);
+        for (place, &id) in rows.iter().enumerate() {
+            let bytes = self.bytes.get(id as usize * width..(id as usize + 1) * width);
+            selected.extend(weights(bytes.ok_or(Error::OutsideRow { id, place, len: self.rows() })?));
+        }
+        Ok(selected)
+    }
+}
+
+fn weights(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(BLOCK_BYTES).flat_map(|block| {
+        let d = scale(block);
+        block[2..].iter().map(move |q| d * f32::from(*q as i8))
+    })
 }
 
 #[inline(always)]
@@ -110,20 +138,29 @@ vectorised! {
     fn row = plain_row, wide_row(row: &[u8], x: &[f32]) -> f32
 }
 
-/// `y = W x`, with `x [columns]` and `y [rows]`.
+/// `y = x W^T`, with `x [N, columns]` and `y [N, rows]`.
 ///
 /// # Errors
 /// Vectors of another length.
 pub fn q8_gemv(weights: Q8<'_>, x: &[f32], y: &mut [f32]) -> Result<()> {
-    for (name, got, want) in [("x", x.len(), weights.columns), ("y", y.len(), weights.rows())] {
+    let (columns, rows) = (weights.columns, weights.rows());
+    let n = x.len() / columns;
+    for (name, got, want) in [("x", x.len(), n.max(1) * columns), ("y", y.len(), n.max(1) * rows)] {
         if got != want {
             return Err(Error::Size { name, got, want });
         }
     }
     let width = weights.row_bytes();
-    y.par_chunks_mut(ROWS).zip(weights.bytes.par_chunks(ROWS * width)).for_each(|(y, rows)| {
-        y.iter_mut().zip(rows.chunks_exact(width)).for_each(|(y, bytes)| *y = row(bytes, x));
+    // A piece of the weights meets every vector while it is in the cache.
+    let pieces = weights.bytes.par_chunks(ROWS * width).map(|piece| {
+        let of = |x: &[f32]| piece.chunks_exact(width).map(|bytes| row(bytes, x)).collect::<Vec<_>>();
+        x.chunks_exact(columns).map(of).collect::<Vec<_>>()
     });
+    for (at, piece) in pieces.collect::<Vec<_>>().into_iter().enumerate() {
+        for (y, part) in y.chunks_exact_mut(rows).zip(piece) {
+            y[at * ROWS..at * ROWS + part.len()].copy_from_slice(&part);
+        }
+    }
     Ok(())
 }
 
@@ -148,6 +185,22 @@ mod tests {
             let size: f64 = terms.clone().map(f64::abs).sum();
             assert!((f64::from(*y) - terms.sum::<f64>()).abs() < 1e-7 * size);
         }
+    }
+
+    #[test]
+    fn a_vector_has_one_product_whatever_is_beside_it() {
+        let (rows, columns, n) = (150, 96, 5);
+        let (bytes, x) = (quantise(&noise(rows * columns, 6)).unwrap(), noise(n * columns, 7));
+        let weights = Q8::new(&bytes, columns).unwrap();
+        let mut all = vec![0.0; n * rows];
+        q8_gemv(weights, &x, &mut all).unwrap();
+        for (x, y) in x.chunks_exact(columns).zip(all.chunks_exact(rows)) {
+            let mut alone = vec![0.0; rows];
+            q8_gemv(weights, x, &mut alone).unwrap();
+            assert_eq!(alone, y);
+        }
+        assert_eq!(weights.select(&[149]).unwrap(), weights.weights()[149 * columns..]);
+        assert_eq!(weights.select(&[0, 150]), Err(Error::OutsideRow { id: 150, place: 1, len: rows }));
     }
 
     #[test]

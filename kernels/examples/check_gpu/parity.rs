@@ -1,10 +1,11 @@
 //! Every kernel against its definition, at full vocabulary.
 
 use super::Fault;
+use half::bf16;
 use lockstep_kernels::adamw::{AdamW, Slot};
-use lockstep_kernels::cuda::{HeadLogits, HeadRow, Kernels, Listed, Q8, RowIds, Runs, UpdateSlot};
+use lockstep_kernels::cuda::{HeadLogits, HeadRow, Kernels, Listed, Q8_BATCH, RowIds, Runs, UpdateSlot};
 use lockstep_kernels::rows::Over;
-use lockstep_kernels::{Chain, Draw, Filter, philox, rows, sample_report};
+use lockstep_kernels::{Chain, Draw, Filter, philox, q8, rows, sample_report};
 
 const VOCABULARY: usize = 151_936;
 
@@ -175,21 +176,21 @@ fn ratios(kernels: &Kernels) -> Result<(), Fault> {
 }
 
 fn q8(kernels: &Kernels) -> Result<(), Fault> {
-    let (width, out, batch) = (1024usize, 500usize, 8usize);
-    let values: Vec<i8> = (0..(width * out) as u64).map(|i| (philox::normal(9, 0, i) * 50.0) as i8).collect();
-    let scales: Vec<u16> = (0..width * out / 32).map(|k| (5 << 10) | (k % 1024) as u16).collect();
-    let x: Vec<u16> = normal(9, width * batch, 1.0).into_iter().map(|x| (x.to_bits() >> 16) as u16).collect();
-    let stream = kernels.stream();
-    let weights = Q8 { values: stream.clone_htod(&values)?, scales: stream.clone_htod(&scales)?, width };
+    let (width, out, batch) = (1024usize, 500usize, Q8_BATCH);
+    let bytes = q8::quantise(&normal(9, width * out, 1.0))?;
+    let matrix = q8::Q8::new(&bytes, width)?;
+    let x: Vec<bf16> = normal(10, width * batch, 1.0).into_iter().map(bf16::from_f32).collect();
+    let (stream, weights) = (kernels.stream(), kernels.q8(matrix)?);
     let got = stream.clone_dtoh(&kernels.q8_gemv(&weights, &stream.clone_htod(&x)?.as_view(), batch)?)?;
-    for (place, got) in got.iter().enumerate() {
+    let x: Vec<f32> = x.into_iter().map(bf16::to_f32).collect();
+    let mut want = vec![0.0; batch * out];
+    q8::q8_gemv(matrix, &x, &mut want)?;
+    let all = matrix.weights();
+    for (place, (got, want)) in got.iter().zip(want).enumerate() {
         let (b, o) = (place / out, place % out);
-        let term = |i: usize| {
-            let scale = (1.0 + f64::from(scales[(o * width + i) / 32] & 0x3ff) / 1024.0) * 2f64.powi(-10);
-            f64::from(values[o * width + i]) * scale * f64::from(f32::from_bits(u32::from(x[b * width + i]) << 16))
-        };
-        let size: f64 = (0..width).map(|i| term(i).abs()).sum();
-        near("a product", f64::from(*got), (0..width).map(term).sum(), 1e-6 * size)?;
+        let terms = all[o * width..(o + 1) * width].iter().zip(&x[b * width..(b + 1) * width]);
+        let size: f64 = terms.map(|(w, x)| f64::from((w * x).abs())).sum();
+        near("a product", f64::from(*got), f64::from(want), 1e-6 * size)?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::parity::normal;
 use super::{median, median_us};
+use half::bf16;
 use lockstep_kernels::adamw::AdamW;
 use lockstep_kernels::cuda::cudarc::driver::{CudaSlice, sys::CUevent_flags};
 use lockstep_kernels::cuda::{CudaResult, HeadLogits, HeadRow, Kernels, Q8, RowIds, UpdateSlot};
@@ -95,7 +96,7 @@ fn q8(kernels: &Kernels) -> CudaResult<Timed> {
     let (width, out) = (2048, 6144 * 28);
     let values = kernels.stream().alloc_zeros::<i8>(width * out)?;
     let scales = kernels.stream().alloc_zeros::<u16>(width * out / 32)?;
-    let x = kernels.stream().alloc_zeros::<u16>(width)?;
+    let x = kernels.stream().alloc_zeros::<bf16>(width)?;
     let weights = Q8 { values, scales, width };
     let time = median_us(kernels, || kernels.q8_gemv(&weights, &x.as_view(), 1).map(drop))?;
     Ok(("q8_gemv, one row", (width * out) as f64 * 34.0 / 32.0, time))

@@ -2,7 +2,12 @@
 
 use super::{CudaError, CudaResult, Kernel, Kernels, THREADS, WARPS, blocks, long_enough};
 use crate::adamw::Constants;
+use crate::q8;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, PushKernelArg};
+use half::bf16;
+
+/// Rows of activations a launch of `q8_gemv` takes.
+pub const Q8_BATCH: usize = 8;
 
 /// One parameter with its moments, of one length.
 #[derive(Debug)]
@@ -29,6 +34,16 @@ pub struct Q8 {
 }
 
 impl Kernels {
+    /// A matrix on the card.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn q8(&self, matrix: q8::Q8<'_>) -> CudaResult<Q8> {
+        let (scales, values): (Vec<u16>, Vec<Vec<i8>>) = matrix.blocks().unzip();
+        let (values, scales) = (self.stream.clone_htod(&values.concat())?, self.stream.clone_htod(&scales)?);
+        Ok(Q8 { values, scales, width: matrix.columns() })
+    }
+
     /// One step of [`crate::adamw::AdamW`].
     ///
     /// # Errors
@@ -49,18 +64,18 @@ impl Kernels {
         Ok(())
     }
 
-    /// `x W^T`, `[batch, out]` f32, of up to 8 rows of bf16 activations `x [batch, in]`, as bits.
+    /// `x W^T`, `[batch, out]` f32, of up to 8 rows of bf16 activations `x [batch, in]`.
     ///
     /// # Errors
     /// A width that is no multiple of 32, a batch beyond 8, buffers too short, what the driver refuses.
-    pub fn q8_gemv(&self, weights: &Q8, x: &CudaView<'_, u16>, batch: usize) -> CudaResult<CudaSlice<f32>> {
+    pub fn q8_gemv(&self, weights: &Q8, x: &CudaView<'_, bf16>, batch: usize) -> CudaResult<CudaSlice<f32>> {
         let width = weights.width;
         let out = weights.values.len() / width.max(1);
         if width == 0 || !width.is_multiple_of(32) {
             return Err(CudaError::Width(width));
         }
         let checks = [
-            ("a launch's rows", 8, batch),
+            ("a launch's rows", Q8_BATCH, batch),
             ("scales", weights.scales.len(), out * (width / 32)),
             ("x", x.len(), batch * width),
         ];
