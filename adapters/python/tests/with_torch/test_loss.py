@@ -10,6 +10,8 @@ from torch.multiprocessing import spawn
 from lockstep import Behavior, SupportLogProbs, errors
 from lockstep import reference as ref
 from lockstep import torch as lt
+from lockstep.calls import REPORTED
+from lockstep.rules import shape
 
 T, V, H = 12, 30, 7
 
@@ -291,3 +293,27 @@ def test_metrics_are_raw_and_apart():
     lag = np.asarray(out.rows.log_ratio("lag"))
     assert metrics["lag/max_abs"] == np.abs(lag).max() > np.log(1.1)
     assert metrics["clipped_share"] > 0 and {"numeric/kl", "ess/horizon", "ess/token"} <= set(metrics)
+
+
+def test_metrics_of_micro_batches_are_those_of_their_tokens_together():
+    def part(tokens, seed):
+        theta, s, behavior = mixed(tokens, V, seed, "esph")
+        advantages = np.random.default_rng(seed).normal(size=tokens)
+        return run(lt.Logits, theta, s, behavior, advantages, lt.form_a(), np.arange(tokens) // 4)[0]
+
+    parts = [part(tokens, seed) for seed, tokens in enumerate((120, 8))]
+    assert "shape/numeric_pareto_k" in parts[0].metrics() and "shape/numeric_pareto_k" not in parts[1].metrics()
+    for order in (parts, parts[::-1]):
+        metrics = lt.combined(order)
+        assert set(REPORTED) <= set(metrics)
+        ratios = ("lag", "numeric")
+        logs = {name: np.concatenate([np.asarray(one.rows.log_ratio(name)) for one in order]) for name in ratios}
+        first, second = (one.rows for one in order)
+        sequence = np.concatenate([np.asarray(first.sequence), np.asarray(second.sequence) + first.sequences])
+        for name, value in shape(logs["lag"], sequence, logs["numeric"], 24).items():
+            assert metrics[f"shape/{name}"] == value
+        for term, x in {**logs, "full": logs["lag"] + logs["numeric"]}.items():
+            wanted = {"mean": x.mean(), "mean_abs": np.abs(x).mean(), "k2": (x * x).mean() / 2, "max_abs": np.abs(x).max()}
+            wanted |= {"k3": (np.exp(x) - 1 - x).mean(), "chi2": (np.exp(2 * x) - 1).mean()}
+            for name, value in wanted.items():
+                assert metrics[f"{term}/{name}"] == pytest.approx(value, abs=1e-12)

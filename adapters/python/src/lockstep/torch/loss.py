@@ -184,13 +184,14 @@ def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> d
     """Metrics of a batch from those of its micro-batches: means by token, the largest of the largest, the shape of all ratios."""
     tokens, parts = [len(output.per_token) for output in outputs], [output.metrics(horizon) for output in outputs]
     metrics: dict[str, float] = {}
-    for name in parts[0]:
+    # An ESS and a shape are of all ratios together, and a part may have no tail to fit.
+    for name in (name for name in parts[0] if not name.startswith(("ess/", "shape/"))):
         values = [part[name] for part in parts]
         if name.endswith("max_abs"):
             metrics[name] = max(values)
         elif name == "loss":
             metrics[name] = sum(values)
-        elif not name.startswith(("ess/", "shape/")):
+        else:
             metrics[name] = sum(value * n for value, n in zip(values, tokens)) / sum(tokens)
     if all(output.rows.scores is not None for output in outputs):
         metrics.update(_shape(outputs, horizon))
