@@ -112,10 +112,9 @@ kernels-reference:
 	cargo build --release -p lockstep-kernels --example sample_report
 	env -u RAYON_NUM_THREADS target/release/examples/sample_report reference 1000
 
-## The CPU paths of the kernels under AddressSanitizer, on the stable toolchain.
+## The CPU paths of the kernels under AddressSanitizer, on the stable toolchain, and a planted fault that it must name.
 asan:
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test -p lockstep-kernels --target x86_64-unknown-linux-gnu \
-		--lib --test head --test truncation
+	sh kernels/asan.sh
 
 ## sample_report, and the head with its gradients, beside torch; TORCH_PYTHON is a Python with torch. HEAD_ROWS=4096 wants
 ## 14 GB and minutes.
