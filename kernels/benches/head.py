@@ -1,5 +1,6 @@
 """`head_backward` beside the plain torch loss on the same numbers and threads: hidden states [T, 1024], a head of 151,936 rows,
-a score-centred loss `-A [log p_a - sum_v q_v log p_v]` over 8 kept ids, mean over rows; seconds, memory, gradients.
+a score-centred loss `-A [log p_a - sum_v q_v log p_v]` over 8 kept ids, mean over rows; seconds, memory, gradients. At
+temperature 1 torch does not divide; at another it has `logits / temperature`, as TRL has.
 
 usage: python head.py PROGRAM THREADS [ROWS]    (PROGRAM: the release build of kernels/examples/head.rs)
 
@@ -16,6 +17,8 @@ import numpy
 import torch
 
 VOCABULARY, HIDDEN, KEPT = 151_936, 1024, 8
+
+CASES = [("over-vocabulary", 1.0), ("over-vocabulary", 0.8), ("over-support", 1.0)]
 
 
 def problem(folder, rows):
@@ -47,7 +50,7 @@ def status(name):
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def plain(folder, over, rows):
+def plain(folder, over, rows, temperature):
     """Seconds, bytes, log p of the drawn tokens, dh, dW: log-softmax over all rows at once, and backward."""
     hidden, head = read(folder, "hidden.f32").view(rows, HIDDEN), read(folder, "head.f32").view(VOCABULARY, HIDDEN)
     ids, q = read(folder, "ids.u32").view(rows, KEPT), read(folder, "q.f32").view(rows, KEPT)
@@ -59,6 +62,8 @@ def plain(folder, over, rows):
         file.write("5")
     before, clock = status("VmRSS"), time.perf_counter()
     logits = hidden @ head.T
+    if temperature != 1.0:
+        logits = logits / temperature
     if over == "over-vocabulary":
         log_p = torch.log_softmax(logits, -1).gather(-1, ids)
     else:
@@ -70,9 +75,9 @@ def plain(folder, over, rows):
     return seconds, status("VmHWM") - before, of_drawn.detach(), hidden.grad, head.grad
 
 
-def ours(program, folder, over, threads):
+def ours(program, folder, over, threads, temperature):
     environment = dict(os.environ, RAYON_NUM_THREADS=str(threads))
-    output = subprocess.run([program, folder, over], env=environment, check=True, stdout=subprocess.PIPE).stdout
+    output = subprocess.run([program, folder, over, str(temperature)], env=environment, check=True, stdout=subprocess.PIPE).stdout
     seconds, held = output.split()
     return float(seconds), int(held), *(read(folder, name) for name in ("log_p.f32", "of_hidden.f32", "of_head.f32"))
 
@@ -95,10 +100,10 @@ def main():
     print(f"{rows} rows, {HIDDEN} hidden, vocabulary {VOCABULARY}, {KEPT} kept ids, {threads} threads, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         problem(folder, rows)
-        for over in ("over-vocabulary", "over-support"):
-            seconds, held, *found = ours(program, folder, over, threads)
-            torch_seconds, torch_held, *wanted = plain(folder, over, rows)
-            print(f"{over}: {seconds:.2f} s, torch {torch_seconds:.2f} s, ratio {torch_seconds / seconds:.2f}")
+        for over, temperature in CASES:
+            seconds, held, *found = ours(program, folder, over, threads, temperature)
+            torch_seconds, torch_held, *wanted = plain(folder, over, rows, temperature)
+            print(f"{over}, temperature {temperature}: {seconds:.2f} s, torch {torch_seconds:.2f} s, ratio {torch_seconds / seconds:.2f}")
             print(f"  memory {held / 2**20:.0f} MiB, torch {torch_held / 2**20:.0f} MiB, ratio {torch_held / max(held, 1):.1f}")
             for name, a, b in zip(("log p", "dh", "dW"), found, wanted):
                 print("  {}: off by {:.1e} in norm, {:.1e} at most".format(name, *error(a, b)))

@@ -1,7 +1,7 @@
 //! The head at a vocabulary of 151,936 and 1,024 hidden: log-probs and gradients of a score-centred loss, for
 //! `benches/head.py` to hold beside torch.
 //!
-//!     head FOLDER over-vocabulary|over-support
+//!     head FOLDER over-vocabulary|over-support TEMPERATURE
 //!
 //! Reads `hidden.f32`, `head.f32`, `ids.u32`, `q.f32`, `drawn.u32` and `advantage.f32` from the folder, writes `log_p.f32`,
 //! `of_hidden.f32` and `of_head.f32`, and prints seconds and the bytes it held beyond weights, hidden states and their gradients.
@@ -64,8 +64,8 @@ impl Problem {
         })
     }
 
-    fn rows(&self, over: Over) -> Vec<Row<'_>> {
-        let row = |(at, ids)| Row { at, over, ids, known: KEPT, drawn: self.drawn[at], inv_t: 1.0, older: None };
+    fn rows(&self, over: Over, inv_t: f64) -> Vec<Row<'_>> {
+        let row = |(at, ids)| Row { at, over, ids, known: KEPT, drawn: self.drawn[at], inv_t, older: None };
         self.ids.chunks_exact(KEPT).enumerate().map(row).collect()
     }
 
@@ -79,11 +79,12 @@ impl Problem {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (folder, over) = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [folder, "over-vocabulary"] => (folder.to_owned(), Over::Vocabulary),
-        [folder, "over-support"] => (folder.to_owned(), Over::Listed),
-        _ => return Err("usage: head FOLDER over-vocabulary|over-support".into()),
+    let (folder, over, temperature) = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [folder, "over-vocabulary", temperature] => (folder.to_owned(), Over::Vocabulary, temperature),
+        [folder, "over-support", temperature] => (folder.to_owned(), Over::Listed, temperature),
+        _ => return Err("usage: head FOLDER over-vocabulary|over-support TEMPERATURE".into()),
     };
+    let inv_t = temperature.parse::<f64>()?.recip();
     let folder = Path::new(&folder);
     let problem = Problem::read(folder)?;
     let (mut of_hidden, mut of_head) = (vec![0f32; problem.hidden.len()], vec![0f32; problem.head.len()]);
@@ -92,7 +93,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let side = Side::new(&problem.hidden, &problem.head, HIDDEN)?;
     // The more rows at a time, the less often the head's gradient is read and written; torch holds thirteen times as much.
     let sides = Sides { now: side, older: &[], logits_bytes: 640 << 20 };
-    let rows = problem.rows(over);
+    let rows = problem.rows(over, inv_t);
     let objective = |at: usize, log_p: LogProbs| -> Result<_, RowError> {
         Ok(Weighed { correction: problem.correction(at), seen: log_p.drawn as f32 })
     };

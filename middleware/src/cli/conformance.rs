@@ -12,7 +12,7 @@ use crate::{
     session::SessionError,
 };
 use clap::Args;
-use lockstep_conformance::{ChatTemplate, NumericClass, Report, Suite, Target, compare, junit, page, suite};
+use lockstep_conformance::{ChatTemplate, NumericClass, Report, Suite, Target, Verdict, compare, junit, page, suite};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -219,14 +219,18 @@ fn tell(report: &Report, arguments: &Arguments) -> Outcome {
     Ok(if worse.is_empty() { report.exit_code() } else { 1 })
 }
 
-/// Puts every fault on the pair in turn; 1 where one was not flagged by its own check.
+/// Puts every fault on the pair in turn; 1 where one was not flagged by its own check. A pair without the port that a fault
+/// sits at cannot have it.
 async fn self_test(suite: &Suite, target: &Target) -> u8 {
     let mut missed = 0;
     for (fault, verdict) in suite.self_test(target).await {
-        let flagged = verdict.is_fail();
-        missed += u8::from(!flagged);
-        let word = if flagged { "flagged" } else { "MISSED " };
-        print(&format!("{word}  {:24} {}: {}", fault.id, verdict.word(), verdict.evidence()));
+        let word = match &verdict {
+            Verdict::Fail(_) => "flagged",
+            Verdict::NotApplicable(_) => "no port",
+            Verdict::Pass(_) | Verdict::CouldNotRun(_) => "MISSED",
+        };
+        missed += u8::from(word == "MISSED");
+        print(&format!("{word:7}  {:24} {}: {}", fault.id, verdict.word(), verdict.evidence()));
     }
     missed.min(1)
 }

@@ -39,7 +39,7 @@ pub enum TargetError {
 /// # Errors
 /// None with these values; the check is the configuration's own.
 pub fn configuration(model: Option<PathBuf>, seed: u64) -> Result<Config, ConfigError> {
-    let settings = ["steps=3", "batch.prompts=6", "batch.answers=4", "sync_every=2", "trainer.learning_rate=1e-3"];
+    let settings = ["steps=3", "batch.prompts=6", "batch.answers=4", "sync_every=2", "trainer.learning_rate=3e-4"];
     let settings: Vec<String> = settings.iter().map(ToString::to_string).chain([format!("seed={seed}")]).collect();
     let mut config = Config::resolve(None, &settings)?;
     config.input.model = model;
