@@ -1,6 +1,7 @@
 //! What a pair takes of a card's memory, from its shape alone: to be known before anything is loaded.
 
-use crate::{Config, head};
+use crate::{Config, Numerics, head};
+use lockstep_kernels::q8::{BLOCK, BLOCK_BYTES};
 use std::collections::BTreeMap;
 
 /// What is held at a time.
@@ -23,29 +24,42 @@ pub struct Load {
 /// Bytes by what they are for.
 pub type Bytes = BTreeMap<&'static str, u64>;
 
-/// Numbers of a model: in bf16 where a card samples, and those that stay f32 (embedding or head, and norms).
-fn split(config: &Config) -> (u64, u64) {
-    let head = head::head_name(config.tied);
+/// Numbers of a model: of the matrices that are kept smaller, and of the rest.
+fn split(config: &Config, smaller: impl Fn(&str) -> bool) -> (u64, u64) {
     let size = |shape: &Vec<usize>| shape.iter().product::<usize>() as u64;
     let tensors = config.tensors();
-    let (half, full): (Vec<_>, Vec<_>) = tensors.iter().partition(|(name, shape)| shape.len() > 1 && *name != head);
+    let (small, full): (Vec<_>, Vec<_>) = tensors.iter().partition(|(name, shape)| shape.len() > 1 && smaller(name));
     let sum = |part: Vec<(&String, &Vec<usize>)>| part.into_iter().map(|(_, shape)| size(shape)).sum();
-    (sum(half), sum(full))
+    (sum(small), sum(full))
 }
 
-/// The sampler: bf16 matrices, f32 head and norms, the cache in bf16 with its spare slots, one step's logits.
-pub fn sampler(config: &Config, load: &Load) -> Bytes {
-    let (half, full) = split(config);
+/// In bf16 where a card samples, and in f32: the head, or the embedding that is one, and norms.
+fn in_bf16(config: &Config) -> (u64, u64) {
+    split(config, |name| name != head::head_name(config.tied))
+}
+
+/// The sampler's weights: matrices in bf16, or those of the layers in Q8_0; what else there is in f32.
+fn weights(config: &Config, numerics: Numerics) -> u64 {
+    if numerics == Numerics::Q8 {
+        let (layers, full) = split(config, |name| name.starts_with("model.layers."));
+        return layers / BLOCK as u64 * BLOCK_BYTES as u64 + 4 * full;
+    }
+    let (half, full) = in_bf16(config);
+    2 * half + 4 * full
+}
+
+/// The sampler: its weights, the cache in bf16 with its spare slots, one step's logits.
+pub fn sampler(config: &Config, load: &Load, numerics: Numerics) -> Bytes {
     let slots = (load.longest + 1).next_multiple_of(crate::cache::STEP) * load.sequences;
     let cache = 2 * 2 * (config.layers * config.kv_heads * config.head_dim * slots) as u64;
     let logits = 4 * (load.sequences * config.vocab) as u64;
-    BTreeMap::from([("weights", 2 * half + 4 * full), ("cache", cache), ("logits", logits)])
+    BTreeMap::from([("weights", weights(config, numerics)), ("cache", cache), ("logits", logits)])
 }
 
 /// The trainer: f32 master weights, gradient and two moments, older versions, and one pass: the bf16 copies of its matrices,
 /// the activations that a backward needs, the chunk of logits under two sets of weights, the head's gradients.
 pub fn trainer(config: &Config, load: &Load) -> Bytes {
-    let (half, full) = split(config);
+    let (half, full) = in_bf16(config);
     let all = half + full;
     let head = 4 * (config.vocab * config.hidden) as u64;
     BTreeMap::from([

@@ -168,10 +168,10 @@ fn dtypes(numerics: Numerics, device: &Device) -> Dtypes {
         return on_cpu;
     }
     let bf16 = || "bf16".to_owned();
-    let weights = if numerics == Numerics::Exact || numerics == Numerics::Bf16Head {
-        "bf16 (embedding, head and norms f32)".to_owned()
-    } else {
-        format!("bf16 of {}", on_cpu.weights)
+    let weights = match numerics {
+        Numerics::Exact | Numerics::Bf16Head => "bf16 (embedding, head and norms f32)".to_owned(),
+        Numerics::Q8 => "q8_0 (blocks of 32, f16 scales; embedding, head and norms f32)".to_owned(),
+        Numerics::Int(_) | Numerics::Noise { .. } => format!("bf16 of {}", on_cpu.weights),
     };
     Dtypes { weights, activations: bf16(), kv_cache: bf16(), head: on_cpu.head }
 }

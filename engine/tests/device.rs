@@ -232,7 +232,12 @@ fn a_sampler_on_a_card_takes_half_the_bytes_of_its_matrices() {
         let bytes: usize = sampling.iter().map(|(_, var)| var.elem_count() * var.dtype().size_in_bytes()).sum();
         let load =
             Load { sequences: 1, longest: 1, tokens_per_pass: 1, longest_trained: 1, snapshots: 0, logits_bytes: 0 };
-        assert_eq!(memory::sampler(fused.config(), &load)["weights"], bytes as u64);
+        assert_eq!(memory::sampler(fused.config(), &load, Numerics::Exact)["weights"], bytes as u64);
+        let in_layer = |(name, var): &(&str, &candle_core::Var)| name.starts_with("model.layers.") && var.rank() == 2;
+        let (layers, rest): (Vec<_>, Vec<_>) = fused.weights().iter().partition(in_layer);
+        let blocks = layers.iter().map(|(_, var)| q8::quantise(&floats(var.as_tensor())).unwrap().len()).sum::<usize>();
+        let bytes = blocks + 4 * rest.iter().map(|(_, var)| var.elem_count()).sum::<usize>();
+        assert_eq!(memory::sampler(fused.config(), &load, Numerics::Q8)["weights"], bytes as u64);
         // The digest is of what the weights are, and the bf16 ones are others.
         assert_ne!(sampling.digest().unwrap(), fused.weights().digest().unwrap());
         sampling.assign(fused.weights()).unwrap();
@@ -274,7 +279,8 @@ fn the_qwen3_pairs_fit_their_cards() {
         ("1.7B on 141 GB", qwen3(2048, 6144), 1_720_574_976, 141_000_000_000),
     ];
     for (name, config, parameters, card) in pairs {
-        let (sampler, trainer) = (memory::sampler(&config, &load), memory::trainer(&config, &load));
+        let (sampler, trainer) = (memory::sampler(&config, &load, Numerics::Exact), memory::trainer(&config, &load));
+        assert!(memory::sampler(&config, &load, Numerics::Q8)["weights"] < sampler["weights"]);
         assert_eq!(trainer["master weights"], 4 * parameters, "{name}");
         assert_eq!(trainer["moments"], 8 * parameters, "{name}");
         assert_eq!(sampler["cache"], 28 * 2 * 8 * 128 * 2 * 64 * 1792, "{name}");
