@@ -158,7 +158,7 @@ impl Qwen3Trainer {
         std::fs::create_dir_all(directory).map_err(|source| Error::File { path: directory.clone(), source })?;
         let path = directory.join(format!("{version}.safetensors"));
         weights.save(&path)?;
-        let digest = Digest(weights.digest()?);
+        let digest = Some(Digest(weights.digest()?));
         Ok(PublishedWeights { version, path: path.to_string_lossy().into_owned(), digest })
     }
 

@@ -41,7 +41,7 @@ fn a_round_through_the_ports() {
         assert!(published.path.ends_with(&format!("{}.safetensors", report.after)));
         let stamp = block_on(control.load_weights(&published)).unwrap();
         assert_eq!(stamp.version(), Some(report.after));
-        assert_eq!(stamp.evidence(), &Evidence::Digest(published.digest));
+        assert_eq!(stamp.evidence(), &Evidence::Digest(published.digest.unwrap()));
         assert_eq!(block_on(control.version()).unwrap(), stamp);
         block_on(trainer.retain(&[report.after])).unwrap();
         assert_eq!(block_on(scorer.capabilities()).unwrap().live, [report.after]);
@@ -66,9 +66,9 @@ fn weights_that_are_not_what_they_were_published_as_are_refused() {
     let sampler = sampler(&trainer, 6);
     train(&mut trainer, 1);
     let honest = trainer.publish(trainer.version()).unwrap();
-    let lie = PublishedWeights { digest: Digest([7; 32]), ..honest.clone() };
+    let lie = PublishedWeights { digest: Some(Digest([7; 32])), ..honest.clone() };
     let refused = block_on(sampler.load_weights(&lie)).unwrap_err();
-    let (found, said) = (honest.digest, lie.digest);
+    let (found, said) = (honest.digest.unwrap(), lie.digest.unwrap());
     let wanted = format!("{}: published as e0.s1 with digest {said}, holds {found}", honest.path);
     assert_eq!(refused, PortError::Refused(wanted));
     assert_eq!(block_on(Control::version(&sampler)).unwrap().version(), Some(FIRST));

@@ -138,6 +138,25 @@ def test_a_report_leaves_no_field_of_the_contract_empty(fake, client):
     assert list(empty(sent)) == []
 
 
+def test_a_report_that_is_no_number_is_refused_and_counts_nothing(fake, client):
+    next(client.batches())
+    before, after = WeightVersion(1, 4), WeightVersion(1, 5)
+    for value in (float("nan"), -0.5, 9.0):
+        with pytest.raises(errors.NotANumber, match=r"horizon ESS of the answers drawn at e1.s4 in the step from e1.s4 to e1.s5 is"):
+            client.report_step(before, after, METRICS, {before: EssReport(1.0, 0.4, value, 24, 8, 64)}, gradient_norm=1.0, tokens=64)
+    with pytest.raises(errors.WrongDtype, match="gradient_norm of the step .* has dtype NoneType"):
+        client.report_step(before, after, METRICS, {}, gradient_norm=None, tokens=64)
+    assert not fake.named("ReportConsumed"), "a refused report trains on nothing"
+
+
+def test_a_mask_must_be_one_of_the_batch(client):
+    batch = next(client.batches())
+    with pytest.raises(errors.LengthMismatch, match="mask has 3 values, not 43"):
+        batch.consumed(np.ones(3, bool))
+    with pytest.raises(errors.WrongDtype, match="mask"):
+        batch.consumed(np.full(43, 0.9))
+
+
 def test_a_report_without_a_metric_is_refused_by_name(fake, client):
     before, after = WeightVersion(1, 4), WeightVersion(1, 5)
     for lacking in REPORTED:

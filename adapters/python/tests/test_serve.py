@@ -85,9 +85,12 @@ def test_batches_are_pulled_across_a_kill_and_the_audit_is_green(gateway):
             metrics = {name: 0.25 for name in REPORTED}
             decision = client.report_step(before, after, metrics, ess, gradient_norm=1.0, tokens=len(batch.tokens))
             assert (decision.resynchronise, decision.ess) == (False, 0.7)
+            assert client.report_step(before, after, metrics, {}, gradient_norm=1.0, tokens=1).ess is None
             if batch.plan == 1:
                 gateway.kill()
                 gateway.start()
+        with pytest.raises(errors.Refused, match=f"plan {PLANS} is none of the {PLANS} that there will be"):
+            client.seal(PLANS)
     judging.join()
     assert seen == [(plan, tuple(lockstep.RolloutId(plan, at) for at in range(4))) for plan in range(PLANS)]
     code, told = gateway.audit()

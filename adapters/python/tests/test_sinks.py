@@ -39,6 +39,26 @@ def test_raw_values_apart_with_the_names_of_verl_and_trl():
     assert "lockstep/version" not in metrics and "lockstep/step" not in metrics
 
 
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for text, said in [
+        (json.dumps(RECORD) + '\n{"step": 4, "rew', "line 2 of 2: "),
+        (json.dumps(RECORD) + "\n\n" + json.dumps(RECORD), "line 2 of 3: "),
+        ('{"loss": 1.0}\n', "line 1 of 1: a record without a step"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(errors.WireError, match=said):
+            list(sinks.records_of(path))
+    with pytest.raises(errors.WireError, match="absent"):
+        list(sinks.records_of(tmp_path / "absent"))
+
+
+def test_the_aliases_of_the_server_are_not_forwarded_twice():
+    kept = Kept()
+    sinks.forward([{**RECORD, "aliases": {"actor/ppo_kl": 0.25}}], [kept])
+    assert not any("aliases" in name for name in kept.steps[0][1]) and kept.steps[0][1]["actor/ppo_kl"] == 0.25
+
+
 def test_nothing_that_is_not_finite_is_forwarded():
     with pytest.raises(errors.NotANumber, match="metric lag/mean is nan"):
         sinks.forward([{"step": 1, "lag": {"mean": float("nan")}}], [Kept()])

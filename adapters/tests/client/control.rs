@@ -6,7 +6,6 @@ use lockstep_adapters::{Options, connect};
 use lockstep_core::{
     WeightVersion,
     ports::{PortError, PublishedWeights},
-    version::Digest,
 };
 use serde_json::{Value, json};
 use std::sync::{
@@ -15,11 +14,7 @@ use std::sync::{
 };
 
 fn weights(step: u64) -> PublishedWeights {
-    PublishedWeights {
-        version: WeightVersion { epoch: 0, step },
-        path: "/weights/next".into(),
-        digest: Digest([0; 32]),
-    }
+    PublishedWeights { version: WeightVersion { epoch: 0, step }, path: "/weights/next".into(), digest: None }
 }
 
 fn options() -> Options {

@@ -255,7 +255,7 @@ impl Trainer for MemoryTrainer {
         let model = self.at(version)?;
         let (path, digest) = (format!("memory:{version}"), model.digest());
         self.store.put(&path, model);
-        Ok(PublishedWeights { version, path, digest })
+        Ok(PublishedWeights { version, path, digest: Some(digest) })
     }
 
     async fn retain(&self, live: &[WeightVersion]) -> PortResult<()> {

@@ -76,8 +76,24 @@ pub struct PublishedWeights {
     pub version: WeightVersion,
     /// The directory or file.
     pub path: String,
-    /// Hash of the tensors in name order.
-    pub digest: Digest,
+    /// Hash of the tensors in name order; without one nothing is held against what is loaded. Stored as 32 bytes, none as zeros.
+    #[serde(with = "stored_digest")]
+    pub digest: Option<Digest>,
+}
+
+mod stored_digest {
+    use crate::version::Digest;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    const NONE: Digest = Digest([0; 32]);
+
+    pub(super) fn serialize<S: Serializer>(digest: &Option<Digest>, to: S) -> Result<S::Ok, S::Error> {
+        digest.unwrap_or(NONE).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Digest>, D::Error> {
+        Ok(Some(Digest::deserialize(from)?).filter(|digest| *digest != NONE))
+    }
 }
 
 /// What a sampler's control plane can do.

@@ -30,7 +30,7 @@ pub struct History {
     /// Groups, and answers to each, of plans whose requests came later, if they did.
     pub(super) reserved: BTreeMap<u64, (u32, u32)>,
     pub(super) dispatched: BTreeMap<RolloutId, Request>,
-    pub(super) trained: BTreeMap<u64, Vec<TrainedOn>>,
+    pub(super) trained: BTreeMap<u64, Vec<Vec<TrainedOn>>>,
     /// Turns of conversations, in their order.
     pub sessions: Vec<SessionRecord>,
     next_loose: Option<u64>,
@@ -126,7 +126,7 @@ impl History {
                     history.reserved.insert(plan, (groups, answers));
                 }
                 Record::Dispatched(request) => drop(history.dispatched.insert(request.id, request)),
-                Record::Trained { plan, rollouts } => history.trained.entry(plan).or_default().extend(rollouts),
+                Record::Trained { plan, rollouts } => history.trained.entry(plan).or_default().push(rollouts),
                 Record::Session(record) => history.sessions.push(record),
                 Record::Resync(_)
                 | Record::Dispatch { .. }

@@ -66,7 +66,8 @@ struct State {
     plans: BTreeMap<u64, Places>,
     released: VecDeque<u64>,
     consumers: Consumers,
-    closed: VecDeque<(u64, Vec<TrainedOn>)>,
+    /// The last plans that were trained on, each with its reports.
+    closed: VecDeque<(u64, Vec<Vec<TrainedOn>>)>,
     /// Whether plans are opened here, from prompts, until there are no more.
     feeding: bool,
     /// Why nothing more will come, where that is a fault.

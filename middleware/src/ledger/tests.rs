@@ -63,7 +63,7 @@ fn records() -> Vec<Record> {
     let params = SamplingParams::new(0.8, Truncation { top_k: 0, top_p: 0.95, min_p: 0.0 }, limits, 5).unwrap();
     let id = RolloutId { plan: 2, index: 0 };
     let request = Request { id, group: 0, prompt: vec![TokenId(1), TokenId(2)], params };
-    let weights = PublishedWeights { version: version(), path: "w".into(), digest: Digest([7; 32]) };
+    let weights = PublishedWeights { version: version(), path: "w".into(), digest: Some(Digest([7; 32])) };
     vec![
         Record::PlanOpened { plan: 2, requests: vec![request] },
         Record::Profile((*profile()).clone()),

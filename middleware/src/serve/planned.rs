@@ -162,6 +162,10 @@ impl Gateway {
 
     /// The batch of a plan, as soon as all of it is there.
     pub(super) async fn sealed(&self, plan: u64) -> Result<Sealed, Refusal> {
+        // A plan that is still to come is waited for; one that never will is not.
+        if let Some(plans) = self.pull.as_ref().and_then(|pull| pull.plans).filter(|plans| plan >= *plans) {
+            return Err(Refusal::unknown(format!("plan {plan} is none of the {plans} that there will be")));
+        }
         let sealed = self.plans.seal(plan).await?;
         if sealed.first {
             self.keep(Record::PlanSealed { plan }).await?;

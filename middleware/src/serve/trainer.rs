@@ -55,7 +55,13 @@ impl Service {
     async fn give(&self, weights: &PublishedWeights) -> Result<Stamp, Status> {
         let gateway = &self.gateway;
         let controls = controls(gateway).map_err(|error| Status::failed_precondition(error.to_string()))?;
-        let failed = |name: &str, error: PortError| Status::unavailable(format!("engine {name}: {error}"));
+        let failed = |name: &str, error: PortError| {
+            let said = format!("engine {name}: {error}");
+            match error {
+                PortError::Unavailable(_) => Status::unavailable(said),
+                PortError::Refused(_) | PortError::Failed(_) => Status::failed_precondition(said),
+            }
+        };
         gateway.pool.pause(true);
         let loaded = async {
             for (name, control) in &controls {
@@ -183,7 +189,7 @@ impl proto::middleware_server::Middleware for Service {
         let report = StepReport::try_from(request.into_inner())?;
         let trigger = &self.gateway.trigger;
         let (level, threshold) = (trigger.ess_level().to_string(), trigger.threshold);
-        let keep = proto::ResyncDecision { resynchronise: false, level, ess: 1.0, threshold };
+        let keep = proto::ResyncDecision { resynchronise: false, level, ess: None, threshold };
         let version = self.stamp().await.and_then(|stamp| stamp.version());
         let undeclared =
             || Status::failed_precondition("the sampler does not declare its weights, so no ESS can be its own");
@@ -195,7 +201,7 @@ impl proto::middleware_server::Middleware for Service {
             self.gateway.keep(Record::Synchronisation(event)).await?;
         }
         let (resynchronise, ess) = (outcome.resync.is_some(), trigger.watched(ess));
-        Ok(Response::new(proto::ResyncDecision { resynchronise, ess, ..keep }))
+        Ok(Response::new(proto::ResyncDecision { resynchronise, ess: Some(ess), ..keep }))
     }
 
     async fn synchronise(&self, request: Request<proto::PublishedWeights>) -> Result<Response<proto::Stamp>, Status> {

@@ -209,6 +209,7 @@ pub struct PublishedWeights {
     pub version: ::core::option::Option<WeightVersion>,
     #[prost(string, tag = "2")]
     pub path: ::prost::alloc::string::String,
+    /// 32 bytes: hash of the tensors in name order. Empty: nothing is held against what is loaded.
     #[prost(bytes = "vec", tag = "3")]
     pub digest: ::prost::alloc::vec::Vec<u8>,
 }
@@ -522,11 +523,12 @@ pub struct ConsumedRollout {
 pub struct ResyncDecision {
     #[prost(bool, tag = "1")]
     pub resynchronise: bool,
-    /// The trigger's level (`token`, `sequence`, `horizon`), its value on this batch, and its threshold.
+    /// The trigger's level (`token`, `sequence`, `horizon`), its value on this batch, and its threshold. No value where no answer
+    /// of the batch was drawn at the weights that the sampler holds.
     #[prost(string, tag = "2")]
     pub level: ::prost::alloc::string::String,
-    #[prost(double, tag = "3")]
-    pub ess: f64,
+    #[prost(double, optional, tag = "3")]
+    pub ess: ::core::option::Option<f64>,
     #[prost(double, tag = "4")]
     pub threshold: f64,
 }

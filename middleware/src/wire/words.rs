@@ -147,7 +147,11 @@ impl TryFrom<proto::SampleRequest> for SampleRequest {
 impl From<&PublishedWeights> for proto::PublishedWeights {
     fn from(weights: &PublishedWeights) -> Self {
         let version = Some(weights.version.into());
-        Self { version, path: weights.path.clone(), digest: weights.digest.0.to_vec() }
+        Self {
+            version,
+            path: weights.path.clone(),
+            digest: weights.digest.map_or_else(Vec::new, |digest| digest.0.to_vec()),
+        }
     }
 }
 
@@ -156,7 +160,8 @@ impl TryFrom<proto::PublishedWeights> for PublishedWeights {
 
     fn try_from(weights: proto::PublishedWeights) -> Result<Self, WireError> {
         let version = required(weights.version, "published weights", "version")?.into();
-        Ok(Self { version, path: weights.path, digest: digest(&weights.digest)? })
+        let digest = (!weights.digest.is_empty()).then(|| digest(&weights.digest)).transpose()?;
+        Ok(Self { version, path: weights.path, digest })
     }
 }
 

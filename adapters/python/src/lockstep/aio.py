@@ -48,6 +48,7 @@ class Client:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._stub = MiddlewareStub(self._channel)
         self._heart: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
         self._held: tuple[int, list[Consumed]] | None = None
 
     async def __aenter__(self) -> Client:
@@ -83,7 +84,7 @@ class Client:
 
     async def describe(self) -> Description:
         """What the middleware is."""
-        return Description.of(await self._again("describe", lambda: self._stub.Describe(pb.Empty())))
+        return Description.of(await self._again("describe", lambda: self._stub.Describe(pb.Empty(), timeout=self.settings.patience)))
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Pull: batches in dispatch order; one counts as trained on when its step is reported, or the next is asked for."""
@@ -130,7 +131,7 @@ class Client:
     async def reward(self, rewards: Mapping[RolloutId, float]) -> None:
         """Rewards."""
         request = rewards_of(rewards)
-        await self._again("reward", lambda: self._stub.Reward(request))
+        await self._again("reward", lambda: self._stub.Reward(request, timeout=self.settings.patience))
 
     async def reward_failed(self, rollout: RolloutId, reason: str) -> None:
         """Judging a rollout failed; not repeated when a reply is lost."""
@@ -140,7 +141,7 @@ class Client:
         """What was really trained on."""
         number = plan.plan if isinstance(plan, Plan) else plan
         request = consumed_of(number, consumed)
-        await self._again("report_consumed", lambda: self._stub.ReportConsumed(request))
+        await self._again("report_consumed", lambda: self._stub.ReportConsumed(request, timeout=self.settings.patience))
         if self._held is not None and self._held[0] == number:
             self._held = None
 
@@ -155,12 +156,9 @@ class Client:
         tokens: int,
     ) -> Decision:
         """The statistics of a step."""
+        request = report_of(before, after, metrics, ess, gradient_norm, tokens)
         await self._settle()
-        return decision_of(
-            await self._once(
-                "report_step", self._stub.ReportStep, report_of(before, after, metrics, ess, gradient_norm, tokens)
-            )
-        )
+        return decision_of(await self._once("report_step", self._stub.ReportStep, request))
 
     async def synchronise(self, version: WeightVersion, path: str, digest: bytes = b"") -> Stamp:
         """Gives the sampler new weights."""
@@ -168,8 +166,8 @@ class Client:
         return Stamp.of(await self._again("synchronise", lambda: self._stub.Synchronise(request)))
 
     async def _beat(self) -> None:
-        if self._heart is None:
-            lease = (await self.describe()).lease_seconds
+        async with self._starting:
+            lease = 0 if self._heart is not None else (await self.describe()).lease_seconds
             if lease > 0:
                 self._heart = asyncio.create_task(self._beats(lease / 3), name="lockstep-heartbeat")
 

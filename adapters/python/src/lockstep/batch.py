@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .behavior import Behavior, Rest, SupportLogProbs
-from .errors import LengthMismatch, MissingScores, NotANumber, UnknownVersion, WireError
+from .errors import LengthMismatch, MissingScores, NotANumber, UnknownVersion, WireError, WrongDtype
 from .rules.aggregate import MEAN_ONLY, Deviation, advantages
 from .words import Consumed, RolloutId, SamplingParams, Segment, Stamp, WeightVersion
 
@@ -191,11 +191,14 @@ class Batch:
 
     def consumed(self, mask: Any = None) -> list[Consumed]:
         """What a trainer that used this batch has consumed, given its mask of the tokens ``[T]``."""
-        kept = (
-            self.lengths
-            if mask is None
-            else np.add.reduceat(np.append(np.asarray(mask, np.int64), 0), self.starts[:-1])
-        )
+        kept = self.lengths
+        if mask is not None:
+            mask = np.asarray(mask)
+            if len(mask) != len(self.tokens):
+                raise LengthMismatch("mask", len(mask), len(self.tokens))
+            if not np.isin(mask, (0, 1)).all():
+                raise WrongDtype("mask", mask.dtype, "bool, or 0 and 1")
+            kept = np.add.reduceat(np.append(mask.astype(np.int64), 0), self.starts[:-1])
         return [
             Consumed(rollout, int(n), int(k))
             for rollout, n, k in zip(self.ids, self.lengths, np.where(self.lengths > 0, kept, 0))

@@ -212,12 +212,16 @@ class Behavior:
             LengthMismatch, WrongDtype: columns that do not fit together.
             SampledOutside, DuplicateId, NotALogProb, SupportMass, OutsideVocabulary: a row that cannot be.
         """
+        _ = self._checked
+        return self
+
+    @cached_property
+    def _checked(self) -> None:
         self._check_columns()
         self._check_log_probs()
         self._check_ids()
         self._check_drawn()
         self._check_mass()
-        return self
 
     def _check_columns(self) -> None:
         for name, column in [("tokens", self.tokens), ("offsets", self.offsets), ("ids", self.ids)]:
@@ -334,13 +338,15 @@ class SupportLogProbs:
     """Log mass off the known entries, ``[T]``, ``-inf`` in exact rows; None when every row is exact."""
 
     def check(self, behavior: Behavior) -> SupportLogProbs:
-        """Lengths against the behaviour these scores belong to."""
+        """Lengths against the behaviour these scores belong to; a log-prob above 0 is none."""
         for name, values, expected in [
             ("log_p", self.log_p, len(behavior.ids)),
             ("log_p_sampled", self.log_p_sampled, len(behavior)),
         ]:
             if len(values) != expected:
                 raise LengthMismatch(name, len(values), expected)
+            if expected and float(values.max()) > LOG_PROB_ATOL:
+                raise NotALogProb(f"{name} of {expected} values has {float(values.max())}, not a log-prob")
         if behavior.rest is not None and not np.isneginf(behavior.rest.log_rest).all():
             if self.log_rest is None or len(self.log_rest) != len(behavior):
                 raise LengthMismatch("log_rest", 0 if self.log_rest is None else len(self.log_rest), len(behavior))

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from .errors import Disconnected, MissingMetric, NotANumber, PlanMismatch, Refused
+from .errors import Disconnected, MissingMetric, NotANumber, PlanMismatch, Refused, WrongDtype
 from .rules.ess import EssReport
 from .wire import lockstep_pb2 as pb
 from .words import Consumed, Decision, Plan, RolloutId, WeightVersion
@@ -117,6 +117,10 @@ REPORTED = (
 """Metrics that a report needs."""
 
 
+ESS_ROUNDING = 1e-6
+"""How far above 1 rounding may take an ESS."""
+
+
 def report_of(
     before: WeightVersion,
     after: WeightVersion,
@@ -137,9 +141,16 @@ def report_of(
             f"report of the step from {before} to {after} lacks {len(lacking)} of {len(REPORTED)} metrics, the first is "
             f"{lacking[0]}: give it `LossOutput.metrics` or `combined` of a loss that knows log p_s"
         )
-    bad = [name for name, value in {**metrics, "gradient_norm": gradient_norm}.items() if not math.isfinite(value)]
-    if bad:
-        raise NotANumber(f"{bad[0]} of the step from {before} to {after} is not finite")
+    step = f"the step from {before} to {after}"
+    for name, value in {**metrics, "gradient_norm": gradient_norm, "tokens": tokens}.items():
+        if not isinstance(value, (int, float)):
+            raise WrongDtype(f"{name} of {step}", type(value).__name__, "a number")
+        if not math.isfinite(value):
+            raise NotANumber(f"{name} of {step} is not finite")
+    for version, e in ess.items():
+        for level, value in (("token", e.token), ("sequence", e.sequence), ("horizon", e.horizon)):
+            if not 0.0 <= value <= 1.0 + ESS_ROUNDING:
+                raise NotANumber(f"{level} ESS of the answers drawn at {version} in {step} is {value}, not in [0, 1]")
 
     def term(prefix: str) -> Any:
         return pb.Term(**{name: metrics[f"{prefix}/{name}"] for name in TERM})
@@ -175,4 +186,5 @@ def report_of(
 
 def decision_of(message: Any) -> Decision:
     """The middleware's answer to a report."""
-    return Decision(message.resynchronise, message.level, message.ess, message.threshold)
+    ess = message.ess if message.HasField("ess") else None
+    return Decision(message.resynchronise, message.level, ess, message.threshold)

@@ -47,7 +47,8 @@ def connect(
 
 
 class Client:
-    """One connection. Thread-safe; close it, or use it as a context."""
+    """One connection. Calls are thread-safe; `batches` is for one thread, whose batch counts as trained on when it asks for the next.
+    Close it, or use it as a context."""
 
     def __init__(self, address: str, settings: Settings) -> None:
         self.address, self.settings = address, settings
@@ -92,7 +93,7 @@ class Client:
 
     def describe(self) -> Description:
         """What the middleware is."""
-        return Description.of(self._again("describe", lambda: self._stub.Describe(pb.Empty())))
+        return Description.of(self._again("describe", lambda: self._stub.Describe(pb.Empty(), timeout=self.settings.patience)))
 
     def batches(self) -> Iterator[Batch]:
         """Pull: batches in dispatch order, each whole and rewarded; ends when the middleware has no more.
@@ -149,7 +150,7 @@ class Client:
     def reward(self, rewards: Mapping[RolloutId, float]) -> None:
         """Rewards; those of a batch that is not sealed yet wait in the middleware."""
         request = rewards_of(rewards)
-        self._again("reward", lambda: self._stub.Reward(request))
+        self._again("reward", lambda: self._stub.Reward(request, timeout=self.settings.patience))
 
     def reward_failed(self, rollout: RolloutId, reason: str) -> None:
         """Judging a rollout failed; after the middleware's limit of attempts it counts as what was fixed before the run.
@@ -166,7 +167,7 @@ class Client:
         """
         number = plan.plan if isinstance(plan, Plan) else plan
         request = consumed_of(number, consumed)
-        self._again("report_consumed", lambda: self._stub.ReportConsumed(request))
+        self._again("report_consumed", lambda: self._stub.ReportConsumed(request, timeout=self.settings.patience))
         if self._held is not None and self._held[0] == number:
             self._held = None
 
@@ -181,8 +182,8 @@ class Client:
         tokens: int,
     ) -> Decision:
         """The statistics of a step; the answer says whether to `synchronise`."""
-        self._settle()
         request = report_of(before, after, metrics, ess, gradient_norm, tokens)
+        self._settle()
         return decision_of(self._once("report_step", self._stub.ReportStep, request))
 
     def synchronise(self, version: WeightVersion, path: str, digest: bytes = b"") -> Stamp:

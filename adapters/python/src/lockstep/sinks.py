@@ -11,11 +11,11 @@ import argparse
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from .errors import NotANumber, NotSupported
+from .errors import LockstepError, NotANumber, NotSupported, WireError
 
 ALIASES: dict[str, tuple[tuple[str, float], ...]] = {
     "numeric/mean": (("rollout_corr/kl", -1.0),),
@@ -134,14 +134,38 @@ def forward(
     """Sends each record to each sink; returns how many."""
     count = 0
     for record in records:
-        # The server keeps both terms under one key of its records.
+        # The server keeps both terms under one key of its records, and the aliases of some under another.
         metrics = with_aliases(
-            {name.removeprefix("terms/"): value for name, value in flat(record).items() if name != "step"}
+            {
+                name.removeprefix("terms/"): value
+                for name, value in flat(record).items()
+                if name != "step" and not name.startswith("aliases/")
+            }
         )
         for sink in sinks:
             sink.log(step(record), metrics)
         count += 1
     return count
+
+
+def records_of(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The records of a `metrics.jsonl`.
+
+    Raises:
+        WireError: a file that cannot be read, or a line that is no record of a step, by its number.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WireError(f"{path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise WireError(f"{path}, line {number} of {len(lines)}: {error}") from error
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            raise WireError(f"{path}, line {number} of {len(lines)}: a record without a step; metrics.jsonl is what is forwarded")
+        yield record
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -162,12 +186,16 @@ def main(arguments: list[str] | None = None) -> None:
     sinks = [make(name) for name, make in made if name is not None]
     if not sinks:
         parser.error("nothing to forward to: give --tensorboard, --wandb or --mlflow")
-    with args.jsonl.open() as lines:
-        count = forward((json.loads(line) for line in lines), sinks)
-    for sink in sinks:
-        sink.close()
+    try:
+        count = forward(records_of(args.jsonl), sinks)
+    finally:
+        for sink in sinks:
+            sink.close()
     print(f"{count} steps forwarded to {len(sinks)} sinks")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except LockstepError as error:
+        raise SystemExit(f"lockstep.sinks: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +14,7 @@ from .behavior import SupportLogProbs
 from .errors import NoSnapshots, NotSupported, UnknownVersion
 from .torch.model import Project, project_causal, source
 from .torch.score import support_logprobs
-from .torch.source import Projection
+from .torch.source import ByVersion, Projection
 from .words import WeightVersion
 
 
@@ -124,19 +125,17 @@ class SnapshotStore:
         return first
 
     @torch.no_grad()
-    def source(self, batch: Batch) -> Projection:
-        """Hidden states and head at the version that drew the batch: what a tail on p_s needs.
-
-        Raises:
-            NotSupported: a batch drawn at several versions has several heads.
-        """
-        versions = batch.versions
-        if len(versions) != 1:
-            raise NotSupported(
-                f"a tail on p_s over the vocabulary needs one version a micro-batch, not {len(versions)}: use tail='collapsed'"
-            )
+    def source(self, batch: Batch) -> Projection | ByVersion:
+        """Hidden states and head at the versions that drew the batch: what a tail on p_s needs. Each version takes a forward of
+        the batch."""
         with _evaluating(self.model):
-            return source(self.model, batch, self.load(versions[0]), self.project)
+            sources = tuple(source(self.model, batch, self.load(v), self.project) for v in batch.versions)
+        if len(sources) == 1:
+            return sources[0]
+        which = np.zeros(len(batch.tokens), np.int64)
+        for index, version in enumerate(batch.versions):
+            which[batch.rows_at(version)] = index
+        return ByVersion(sources, torch.from_numpy(which).to(sources[0].hidden.device))
 
 
 class _evaluating:

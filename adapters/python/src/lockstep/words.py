@@ -165,7 +165,8 @@ class Decision:
 
     resynchronise: bool
     level: str
-    ess: float
+    ess: float | None
+    """None where no answer of the batch was drawn at the weights that the sampler holds."""
     threshold: float
 
 

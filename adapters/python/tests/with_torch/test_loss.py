@@ -295,6 +295,43 @@ def test_metrics_are_raw_and_apart():
     assert metrics["clipped_share"] > 0 and {"numeric/kl", "ess/horizon", "ess/token"} <= set(metrics)
 
 
+@pytest.mark.parametrize("make", [lt.Logits, lambda z: lt.Projection(z, torch.eye(V, dtype=z.dtype))], ids=["logits", "hidden"])
+def test_a_scaled_loss_keeps_what_f16_alone_would_lose(make):
+    theta, s, behavior, advantages, sequence = problem()
+
+    def gradient(dtype, scale):
+        z = torch.tensor(theta, dtype=dtype, requires_grad=True)
+        options = {"temperature": 0.7, "sampler": make(torch.tensor(s, dtype=dtype)), "sequence": sequence}
+        k = np.full(T, 1e-6, np.float32)
+        out = lt.loss(make(z), behavior, torch.tensor(advantages, dtype=torch.float32), lt.form_a(), coefficients=k, **options)
+        (out.loss * scale).backward()
+        return z.grad.double() / scale
+
+    exact, scale = gradient(torch.float32, 1.0), 65536.0
+    off = lambda scale: float((gradient(torch.float16, scale) - exact).norm() / exact.norm())  # noqa: E731
+    assert off(scale) < 5e-3 < off(1.0)
+
+
+def test_what_cannot_be_is_refused_whoever_built_it():
+    theta, s, behavior, advantages, sequence = problem("e")
+    good = {"ids": behavior.ids, "log_q": behavior.log_q, "tokens": behavior.tokens}
+    wrong = [
+        ("ids", np.full_like(behavior.ids, behavior.ids[0]), errors.SupportError),
+        ("log_q", behavior.log_q + 0.5, errors.LockstepError),
+        ("tokens", np.full_like(behavior.tokens, V - 1), errors.SupportError),
+    ]
+    for name, value, error in wrong:
+        columns = {**good, name: value}
+        bad = Behavior(columns["tokens"], behavior.offsets, columns["ids"], columns["log_q"], None, behavior.temperature)
+        with pytest.raises(error):
+            run(lt.Logits, theta, s, bad, advantages, lt.form_a(), sequence)
+    with pytest.raises(errors.NotANumber, match="coefficient nan"):
+        coefficients = np.full(T, np.nan, np.float32)
+        run(lt.Logits, theta, s, behavior, advantages, lt.form_a(), sequence, coefficients=coefficients)
+    with pytest.raises(errors.NotALogProb, match="log_p of"):
+        SupportLogProbs(np.full(len(behavior.ids), 0.5), np.full(T, -1.0), None).check(behavior)
+
+
 def test_metrics_of_micro_batches_are_those_of_their_tokens_together():
     def part(tokens, seed):
         theta, s, behavior = mixed(tokens, V, seed, "esph")

@@ -124,8 +124,34 @@ def test_a_tail_on_p_s_takes_the_head_of_then():
     out = lt.batch_loss(model, batch, store=store)
     collapsed = lt.batch_loss(model, batch, lt.form_a(tail="collapsed"), store=store)
     assert torch.isfinite(out.loss) and not torch.equal(out.loss, collapsed.loss)
-    with pytest.raises(errors.NotSupported, match="one version a micro-batch, not 2"):
-        lt.batch_loss(model, batch_of(head=True), store=store)
+
+
+def test_a_tail_on_p_s_takes_the_head_of_each_version_that_drew():
+    model, store = kept()
+    batch = batch_of(head=True)
+    assert len(batch.versions) == 2
+    model.zero_grad()
+    whole = lt.batch_loss(model, batch, store=store)
+    whole.loss.backward()
+    got = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    share = np.full(len(batch.tokens), 1 / len(batch.tokens), np.float32)
+    for version in batch.versions:
+        options = {"mask": torch.from_numpy(batch.rows_at(version)), "coefficients": share, "sequence": batch.sequence}
+        sampler = lt.source(model, batch, store.load(version))
+        advantages = torch.from_numpy(np.asarray(batch.advantages(), np.float32))
+        one = lt.loss(
+            lt.source(model, batch),
+            batch.behavior,
+            advantages,
+            lt.form_a(),
+            temperature=0.7,
+            sampler=sampler,
+            **options,
+        )
+        one.loss.backward()
+    for a, p in zip(got, model.parameters()):
+        assert torch.allclose(a, p.grad, atol=1e-6)
 
 
 @pytest.fixture

@@ -56,9 +56,10 @@ async fn examine(target: &Target) -> Result<Finding, Obstacle> {
         return Ok(Finding::of(false, format!("{new} was loaded, the control plane says {said}")));
     }
     if let Evidence::Digest(digest) = stamp.evidence()
-        && *digest != published.digest
+        && let Some(published) = published.digest
+        && *digest != published
     {
-        return Ok(Finding::of(false, format!("{new} has digest {}, the sampler holds {digest}", published.digest)));
+        return Ok(Finding::of(false, format!("{new} has digest {published}, the sampler holds {digest}")));
     }
     let verdict = behaviour(target, (old, new)).await?;
     trainer.retain(&[new]).await.at("trainer")?;

@@ -1,6 +1,7 @@
 //! The places of a plan: what was asked of each, what is there of it, and what was made of them.
 
 use super::{Consumer, PlansError, Progress, Sealed};
+use crate::ledger::TrainedOn;
 use lockstep_core::{
     Batch, BatchPlan, Delta, RewardBook, Rollout, RolloutId, SamplingParams, TokenId, plan::PlanError, rollout::Request,
 };
@@ -59,6 +60,8 @@ pub(super) struct Places {
     pub(super) failures: BTreeMap<u32, u32>,
     /// Places that a trainer has reported.
     pub(super) consumed: BTreeSet<u32>,
+    /// The reports, as they were taken.
+    pub(super) reports: Vec<Vec<TrainedOn>>,
 }
 
 /// Index of the group of every rollout, in dispatch order.
@@ -84,8 +87,8 @@ impl Places {
     }
 
     fn new(plan: u64, groups: Vec<u32>, places: Vec<Place>) -> Self {
-        let (batch, told, book, rewards, failures, consumed) = Default::default();
-        Self { plan, groups, places, batch, told, book, rewards, failures, consumed }
+        let (batch, told, book, rewards, failures, consumed, reports) = Default::default();
+        Self { plan, groups, places, batch, told, book, rewards, failures, consumed, reports }
     }
 
     pub(super) fn len(&self) -> usize {

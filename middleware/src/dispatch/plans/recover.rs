@@ -24,10 +24,10 @@ impl Plans {
                 Some(&(groups, answers)) => Places::of(plan, groups, answers),
                 None => Places::planned(plan, history.requests.remove(&plan).unwrap_or_default()),
             };
-            let trained = history.trained.remove(&plan).unwrap_or_default();
-            places.consumed = trained.iter().map(|trained: &TrainedOn| trained.rollout.index).collect();
+            places.reports = history.trained.remove(&plan).unwrap_or_default();
+            places.consumed = places.reports.iter().flatten().map(|trained| trained.rollout.index).collect();
             if places.consumed.len() == places.len() {
-                plans.remember(plan, trained);
+                plans.remember(plan, places.reports);
                 continue;
             }
             places.told = history.sealed.contains(&plan);
@@ -42,12 +42,12 @@ impl Plans {
         Ok(plans)
     }
 
-    fn remember(&self, plan: u64, trained: Vec<TrainedOn>) {
+    fn remember(&self, plan: u64, reports: Vec<Vec<TrainedOn>>) {
         let mut state = self.state();
         if state.closed.len() == super::REMEMBERED {
             state.closed.pop_front();
         }
-        state.closed.push_back((plan, trained));
+        state.closed.push_back((plan, reports));
     }
 }
 

@@ -37,7 +37,10 @@ impl State {
     fn report(&mut self, plan: u64, trained: &[TrainedOn], counts: bool) -> Result<Reported, PlansError> {
         let next = self.dispatch.next_number();
         let closed = self.closed.iter().find(|(number, _)| *number == plan);
-        if closed.is_some_and(|(_, all)| !trained.is_empty() && trained.iter().all(|one| all.contains(one))) {
+        let taken = |reports: &[Vec<TrainedOn>]| {
+            reports.iter().any(|report| same(report, trained)) || same(&reports.concat(), trained)
+        };
+        if closed.is_some_and(|(_, reports)| taken(reports)) {
             return Ok(Reported::Again);
         }
         let ranks = self.consumers.ranks();
@@ -57,15 +60,14 @@ impl State {
         if !counts {
             return Ok(if whole { Reported::Whole } else { Reported::Part });
         }
-        self.places(plan, next)?.consumed.extend(range.map(|index| index as u32));
-        if self.places(plan, next)?.consumed.len() < planned {
+        let places = self.places(plan, next)?;
+        places.consumed.extend(range.map(|index| index as u32));
+        places.reports.push(trained.to_vec());
+        if places.consumed.len() < planned {
             return Ok(Reported::Part);
         }
-        let all = batch.rollouts().iter().map(|rollout| {
-            let tokens = rollout.len() as u32;
-            TrainedOn { rollout: rollout.id(), tokens, masked_in: tokens }
-        });
-        self.close(plan, all.collect())?;
+        let reports = std::mem::take(&mut places.reports);
+        self.close(plan, reports)?;
         Ok(Reported::Whole)
     }
 
@@ -78,16 +80,21 @@ impl State {
         Ok(())
     }
 
-    fn close(&mut self, plan: u64, all: Vec<TrainedOn>) -> Result<(), PlansError> {
+    fn close(&mut self, plan: u64, reports: Vec<Vec<TrainedOn>>) -> Result<(), PlansError> {
         let actions = self.dispatch.on(Event::Consumed { plan })?;
         self.plans.remove(&plan);
         self.released.retain(|released| *released != plan);
         if self.closed.len() == REMEMBERED {
             self.closed.pop_front();
         }
-        self.closed.push_back((plan, all));
+        self.closed.push_back((plan, reports));
         self.act(&actions)
     }
+}
+
+/// The order is the trainer's own.
+fn same(one: &[TrainedOn], other: &[TrainedOn]) -> bool {
+    one.len() == other.len() && other.iter().all(|row| one.contains(row))
 }
 
 /// The part of a batch a report is about: all of it, or the part of the rank that has its first rollout.

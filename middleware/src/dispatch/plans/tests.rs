@@ -75,6 +75,11 @@ fn a_driven_trainer_is_held_to_its_plan() {
     assert_eq!(plans.report_consumed(plan, &trained(&ids), true), Ok(Reported::Whole));
     assert_eq!(plans.report_consumed(plan, &trained(&ids), true), Ok(Reported::Again));
     assert_eq!(plans.report_consumed(plan, &less, true), Err(PlansError::Closed(plan)));
+    assert_eq!(
+        plans.report_consumed(plan, &less[..3], true),
+        Err(PlansError::Closed(plan)),
+        "a part was never reported"
+    );
     assert_eq!(plans.open(2, 2, None).unwrap().plan, 1);
 }
 

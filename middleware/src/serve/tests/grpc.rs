@@ -97,7 +97,7 @@ async fn what_this_gateway_cannot_do_is_refused_by_name() {
     let weights = proto::PublishedWeights {
         version: Some(proto::WeightVersion { epoch: 0, step: 1 }),
         path: "/weights".into(),
-        digest: vec![0; 32],
+        digest: Vec::new(),
     };
     let uncontrolled = client.synchronise(weights).await.unwrap_err();
     assert!(uncontrolled.message().contains("engine 0 has no control plane"), "{uncontrolled}");

@@ -38,12 +38,11 @@ class _LogProbs(torch.autograd.Function):
         """Each row's gradient of ``w log p_a - sum_v c_v log p_v``, times what comes from outside."""
         run: Run = ctx.run
         run.coefficients = outputs[0].to(run.dtype)
-        dtypes = [
-            t.dtype if i == 0 or not isinstance(run.source, Projection) else run.dtype
-            for i, t in enumerate(run.source.tensors)
-        ]
+        # Of logits each row is written once; what is summed is summed in the compute type.
+        summed = isinstance(run.source, Projection)
         grads = [
-            torch.zeros_like(t, dtype=d) if need else None for t, d, need in zip(run.source.tensors, dtypes, ctx.needs)
+            torch.zeros_like(t, dtype=run.dtype if summed else t.dtype) if need else None
+            for t, need in zip(run.source.tensors, ctx.needs)
         ]
         run.backward(grads)
         if isinstance(run.source, Projection) and grads[0] is not None:
@@ -77,7 +76,7 @@ def centred_logprobs(
         raise NotSupported(
             f"{type(rule).__name__}: its coefficients need the advantages, or the whole batch; a log-prob op knows neither"
         )
-    check_temperature(behavior, temperature)
+    check_temperature(behavior.check(), temperature)
     source = source_of(source)
     sampler = None if sampler is None else source_of(sampler)
     shard = shard or whole(source)

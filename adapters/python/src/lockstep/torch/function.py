@@ -334,26 +334,23 @@ class LossFunction(torch.autograd.Function):
             # Handed over, so that the head's gradient is not held twice; a second backward makes them anew.
             grads = ctx.grads if ctx.grads is not None else _with_gradients(run.again(), ctx.needs)[1]
             ctx.grads = None
-            return (
-                None,
-                *(None if g is None else g if float(outer) == 1.0 else g.mul_(outer.to(g.dtype)) for g in grads),
-            )
+            # Scaled before it is rounded: a scaler of f16 gradients keeps what f16 alone would lose.
+            scaled = (None if g is None else g if float(outer) == 1.0 else g.mul_(outer.to(g.dtype)) for g in grads)
+            return (None, *(None if g is None else g.to(t.dtype) for g, t in zip(scaled, run.source.tensors)))
         if not ctx.needs[0]:
             return (None, None)
         grad = torch.zeros_like(run.source.logits)
-        run.backward([grad])
-        return (None, grad.mul_(outer.to(grad.dtype)))
+        replace(run, coefficients=run.coefficients * outer.to(run.dtype)).backward([grad])
+        return (None, grad)
 
 
 def _with_gradients(run: Run, needs: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """Loss and gradients of hidden states, head and bias, in one pass."""
-    tensors = run.source.tensors
-    dtypes = [tensors[0].dtype] + [run.dtype] * (len(tensors) - 1)
-    grads = [torch.zeros_like(t, dtype=d) if need else None for t, d, need in zip(tensors, dtypes, needs)]
+    """Loss and gradients of hidden states, head and bias, in one pass, in the compute type."""
+    grads = [torch.zeros_like(t, dtype=run.dtype) if need else None for t, need in zip(run.source.tensors, needs)]
     loss = run.forward(grads)
     if grads[0] is not None:
         grads[0] = run.shard.all_sum(grads[0])
-    return loss, [None if g is None else g.to(t.dtype) for g, t in zip(grads, tensors)]
+    return loss, grads
 
 
 def active_positions(behavior: Behavior, mask: Any) -> Any:

@@ -99,7 +99,7 @@ def loss(
     Raises:
         LengthMismatch, WrongDtype, TemperatureMismatch, MissingScores, NotANumber, OutsideVocabulary
     """
-    check_temperature(behavior, temperature)
+    check_temperature(behavior.check(), temperature)
     source = source_of(source)
     sampler = None if sampler is None else source_of(sampler)
     shard = shard or whole(source)
@@ -135,6 +135,7 @@ def loss(
         k = torch.zeros(count, dtype=dtype, device=device)
         k[at] = reduction_coefficients(reduction, of[at], length=length, totals=totals).to(dtype)
     finite(a if active is None else a[active], "advantage")
+    finite(k if active is None else k[active], "coefficient")
     run = Run(
         source,
         sampler,

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..errors import LengthMismatch
+
 
 class Group(Protocol):
     """What a process group must do."""
@@ -65,6 +67,14 @@ class Shard:
 
 
 def process_shard(size: int, group: Any = None) -> Shard:
-    """This rank's part of a vocabulary that is split in equal parts in rank order, as Megatron and FSDP split it."""
+    """This rank's part of a vocabulary that is split in equal parts in rank order, as Megatron and FSDP split it.
+
+    Raises:
+        LengthMismatch: parts of different sizes; on every rank.
+    """
     rank, ranks = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+    sizes: list[int | None] = [None] * ranks
+    torch.distributed.all_gather_object(sizes, size, group)
+    if any(other != size for other in sizes):
+        raise LengthMismatch(f"the vocabulary of rank {rank} of {ranks}", size, f"that of the others, {sizes}")
     return Shard(rank * size, size, ranks * size, ProcessGroup(group))

@@ -111,6 +111,46 @@ class Projection:
         return z if self.bias is None else z + self.bias.detach()[ids].to(dtype)
 
 
+@dataclass(frozen=True)
+class ByVersion:
+    """Rows that several versions of the weights drew, each from the source of its version."""
+
+    sources: tuple[Projection, ...]
+    which: Tensor
+    """Source of each row, ``[T]``."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those of the first source, which stands for all."""
+        return self.sources[0].tensors
+
+    @property
+    def rows(self) -> int:
+        """T."""
+        return len(self.which)
+
+    @property
+    def width(self) -> int:
+        """V, or this shard's part of it."""
+        return self.sources[0].width
+
+    def chunk(self, rows: Tensor) -> Tensor:
+        """Logits of some rows."""
+        out = rows.new_empty((len(rows), self.width), dtype=compute_dtype(self.tensors[0]))
+        for index, source in enumerate(self.sources):
+            at = (self.which[rows] == index).nonzero().squeeze(-1)
+            out[at] = source.chunk(rows[at])
+        return out
+
+    def gather(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """Single logits."""
+        out = rows.new_empty(len(rows), dtype=compute_dtype(self.tensors[0]))
+        for index, source in enumerate(self.sources):
+            at = (self.which[rows] == index).nonzero().squeeze(-1)
+            out[at] = source.gather(rows[at], ids[at])
+        return out
+
+
 BLOCK = 4096
 """Entries whose hidden states are gathered at a time."""
 
