@@ -149,6 +149,27 @@ def test_a_report_that_is_no_number_is_refused_and_counts_nothing(fake, client):
     assert not fake.named("ReportConsumed"), "a refused report trains on nothing"
 
 
+def test_what_is_no_reward_is_named(client):
+    for rewards, said in [
+        ({"p0.r0": 1.0}, "rollout 'p0.r0' has dtype str, not a RolloutId"),
+        ({RolloutId(9, 0): None}, "reward of rollout p9.r0 has dtype NoneType, not a number"),
+        ({RolloutId(9, 0): "1"}, "reward of rollout p9.r0 has dtype str, not a number"),
+    ]:
+        with pytest.raises(errors.WrongDtype, match=said):
+            client.reward(rewards)
+
+
+def test_a_micro_batch_has_rollouts_of_its_batch(client):
+    batch = next(client.batches())
+    with pytest.raises(errors.LengthMismatch, match="rollouts of a micro-batch has 0 values, not at least 1"):
+        batch.split(0)
+    with pytest.raises(errors.LengthMismatch, match="has 0 values"):
+        batch.take([])
+    for outside in (-1, 4):
+        with pytest.raises(errors.PlanMismatch, match=f"rollout {outside} of a batch of 4"):
+            batch.take([outside])
+
+
 def test_a_mask_must_be_one_of_the_batch(client):
     batch = next(client.batches())
     with pytest.raises(errors.LengthMismatch, match="mask has 3 values, not 43"):

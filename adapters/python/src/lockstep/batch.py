@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .behavior import Behavior, Rest, SupportLogProbs
-from .errors import LengthMismatch, MissingScores, NotANumber, UnknownVersion, WireError, WrongDtype
+from .errors import LengthMismatch, MissingScores, NotANumber, PlanMismatch, UnknownVersion, WireError, WrongDtype
 from .rules.aggregate import MEAN_ONLY, Deviation, advantages
 from .words import Consumed, RolloutId, SamplingParams, Segment, Stamp, WeightVersion
 
@@ -128,8 +128,18 @@ class Batch:
         return self.prompts[index], self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def take(self, rollouts: Sequence[int]) -> Batch:
-        """Some of its rollouts: a micro-batch. Means over the whole batch need its ``totals``."""
+        """Some of its rollouts: a micro-batch. Means over the whole batch need its ``totals``.
+
+        Raises:
+            LengthMismatch: none of them.
+            PlanMismatch: an index the batch does not have.
+        """
         rollouts = list(rollouts)
+        outside = [i for i in rollouts if not 0 <= i < len(self)]
+        if outside:
+            raise PlanMismatch(f"rollout {outside[0]} of a batch of {len(self)}")
+        if not rollouts:
+            raise LengthMismatch("rollouts of a micro-batch", 0, "at least 1")
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rollouts])
         starts = np.concatenate([[0], np.cumsum([self.lengths[i] for i in rollouts])])
         segments = []
@@ -174,7 +184,13 @@ class Batch:
         return np.array([int((self.groups == group).sum()) for group in self.groups])
 
     def split(self, rollouts: int) -> list[Batch]:
-        """Micro-batches of at most so many rollouts."""
+        """Micro-batches of at most so many rollouts.
+
+        Raises:
+            LengthMismatch: fewer than one.
+        """
+        if rollouts < 1:
+            raise LengthMismatch("rollouts of a micro-batch", rollouts, "at least 1")
         return [self.take(range(at, min(at + rollouts, len(self)))) for at in range(0, len(self), rollouts)]
 
     @property

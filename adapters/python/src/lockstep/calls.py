@@ -78,9 +78,14 @@ def rewards_of(rewards: Mapping[RolloutId, float]) -> Any:
     """Rewards for the wire.
 
     Raises:
+        WrongDtype: a rollout or a reward of another type.
         NotANumber: one that is not finite.
     """
     for rollout, reward in rewards.items():
+        if not isinstance(rollout, RolloutId):
+            raise WrongDtype(f"rollout {rollout!r}", type(rollout).__name__, "a RolloutId")
+        if isinstance(reward, str) or not hasattr(reward, "__float__"):
+            raise WrongDtype(f"reward of rollout {rollout}", type(reward).__name__, "a number")
         if not math.isfinite(reward):
             raise NotANumber(f"reward {reward} of rollout {rollout} is not finite")
     return pb.Rewards(

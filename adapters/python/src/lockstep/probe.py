@@ -286,6 +286,19 @@ def serve(probe: Probe, listen: str = "127.0.0.1:0") -> tuple[Any, int]:
     return server, port
 
 
+def _made(module: str, function: str, refuse: Any) -> tuple[Any, Any]:
+    """A model, and its optimizer or None."""
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        refuse(f"--model {module}:{function}: {error}")
+    made = make()
+    pair = made if isinstance(made, tuple) else (made, None)
+    if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module):
+        refuse(f"--model {module}:{function} gave {type(made).__name__}, not a model or (model, optimizer)")
+    return pair
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -301,8 +314,9 @@ def main(arguments: list[str] | None = None) -> None:
     module, split, function = args.model.partition(":")
     if not split:
         parser.error(f"--model {args.model!r} is not module:function")
-    made = getattr(importlib.import_module(module), function)()
-    model, optimizer = made if isinstance(made, tuple) else (made, None)
+    model, optimizer = _made(module, function, parser.error)
+    if args.out is not None and not args.out.is_dir():
+        parser.error(f"--out {args.out} is no directory")
     server, port = serve(Probe(model, optimizer, out=args.out, epoch=args.epoch), args.listen)
     print(f"listening on {args.listen.rsplit(':', 1)[0]}:{port}", flush=True)
     server.wait_for_termination()

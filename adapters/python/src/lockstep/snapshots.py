@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .behavior import SupportLogProbs
-from .errors import NoSnapshots, NotSupported, UnknownVersion
+from .errors import NoSnapshots, NotSupported, UnknownVersion, WrongDtype
 from .torch.model import Project, project_causal, source
 from .torch.score import support_logprobs
 from .torch.source import ByVersion, Projection
@@ -42,6 +42,8 @@ class SnapshotStore:
 
     def keep(self, version: WeightVersion) -> None:
         """Copies the weights as they are. A version is never kept twice with other weights."""
+        if not isinstance(version, WeightVersion):
+            raise WrongDtype(f"version {version!r}", type(version).__name__, "a WeightVersion")
         with self._lock:
             if version in self._kept:
                 raise NotSupported(f"version {version} is kept already: a version is never reused")

@@ -332,6 +332,18 @@ def test_what_cannot_be_is_refused_whoever_built_it():
         SupportLogProbs(np.full(len(behavior.ids), 0.5), np.full(T, -1.0), None).check(behavior)
 
 
+def test_metrics_of_nothing_or_of_a_mixture_are_refused():
+    theta, s, behavior, advantages, sequence = problem("e")
+    scored, _ = run(lt.Logits, theta, s, behavior, advantages, lt.form_a(), sequence)
+    z = torch.tensor(theta)
+    bare = lt.loss(z, behavior, torch.tensor(advantages), lt.ScoreCentring(), temperature=0.7, sequence=sequence)
+    with pytest.raises(errors.LengthMismatch, match="micro-batches has 0 values"):
+        lt.combined([])
+    with pytest.raises(errors.MissingScores, match="1 of 2 micro-batches know log p_s"):
+        lt.combined([scored, bare])
+    assert "full/mean" in lt.combined([bare, bare]) and "lag/mean" not in lt.combined([bare, bare])
+
+
 def test_metrics_of_micro_batches_are_those_of_their_tokens_together():
     def part(tokens, seed):
         theta, s, behavior = mixed(tokens, V, seed, "esph")

@@ -247,3 +247,17 @@ def test_a_step_over_the_wire_moves_the_weights_and_reports(served):
     assert (
         published.digest == probe.digest(held) != probe.digest({**held, "lm_head.weight": held["lm_head.weight"] + 1})
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("absent:make", "absent:make: No module named 'absent'"),
+        ("models:absent", "models:absent: module 'models' has no attribute 'absent'"),
+        ("math:gcd", "math:gcd gave int, not a model"),
+    ],
+)
+def test_a_model_that_is_none_is_named(model, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        probe.main(["--model", model])
+    assert ended.value.code == 2 and said in capsys.readouterr().err

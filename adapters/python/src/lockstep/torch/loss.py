@@ -182,7 +182,17 @@ def _output(run: Run, total: Tensor) -> LossOutput:
 
 
 def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> dict[str, float]:
-    """Metrics of a batch from those of its micro-batches: means by token, the largest of the largest, the shape of all ratios."""
+    """Metrics of a batch from those of its micro-batches: means by token, the largest of the largest, the shape of all ratios.
+
+    Raises:
+        LengthMismatch: no micro-batch.
+        MissingScores: some with log p_s, some without.
+    """
+    if not outputs:
+        raise LengthMismatch("micro-batches", 0, "at least 1")
+    scored = sum(output.rows.scores is not None for output in outputs)
+    if scored not in (0, len(outputs)):
+        raise MissingScores(f"{scored} of {len(outputs)} micro-batches know log p_s: metrics of a batch need it of all or none")
     tokens, parts = [len(output.per_token) for output in outputs], [output.metrics(horizon) for output in outputs]
     metrics: dict[str, float] = {}
     # An ESS and a shape are of all ratios together, and a part may have no tail to fit.
@@ -194,7 +204,7 @@ def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> d
             metrics[name] = sum(values)
         else:
             metrics[name] = sum(value * n for value, n in zip(values, tokens)) / sum(tokens)
-    if all(output.rows.scores is not None for output in outputs):
+    if scored:
         metrics.update(_shape(outputs, horizon))
     return metrics
 
