@@ -188,6 +188,17 @@ def test_shards_of_the_vocabulary_on_two_processes(name, tmp_path):
         np.testing.assert_allclose(weight, (want.gradient.T @ theta)[part], rtol=1e-10, atol=1e-11)
 
 
+def _unequal_worker(rank, path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+    with pytest.raises(errors.LengthMismatch, match=rf"rank {rank} of 2 has {5 + rank} values, not that of the others, \[5, 6\]"):
+        lt.process_shard(5 + rank)
+    torch.distributed.destroy_process_group()
+
+
+def test_parts_of_different_sizes_are_refused_on_every_rank(tmp_path):
+    spawn(_unequal_worker, (str(tmp_path),), nprocs=2)
+
+
 def wrong(change):
     theta, s, behavior, advantages, sequence = problem()
     given = {
