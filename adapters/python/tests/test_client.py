@@ -149,6 +149,23 @@ def test_a_report_that_is_no_number_is_refused_and_counts_nothing(fake, client):
     assert not fake.named("ReportConsumed"), "a refused report trains on nothing"
 
 
+def test_a_closed_client_says_so(fake):
+    client = lockstep.connect(fake.address)
+    client.close()
+    for call in (client.describe, lambda: client.open_plan(1, 1), lambda: next(client.batches())):
+        with pytest.raises(errors.Refused, match=f"this client of {fake.address} is closed"):
+            call()
+
+    async def run():
+        client = aio.connect(fake.address)
+        await client.close()
+        for call in (client.describe, lambda: client.open_plan(1, 1)):
+            with pytest.raises(errors.Refused, match=f"this client of {fake.address} is closed"):
+                await call()
+
+    asyncio.run(run())
+
+
 def test_what_is_no_reward_is_named(client):
     for rewards, said in [
         ({"p0.r0": 1.0}, "rollout 'p0.r0' has dtype str, not a RolloutId"),

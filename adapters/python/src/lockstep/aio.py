@@ -49,6 +49,7 @@ class Client:
         self._stub = MiddlewareStub(self._channel)
         self._heart: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
+        self._closed = False
         self._held: tuple[int, list[Consumed]] | None = None
 
     async def __aenter__(self) -> Client:
@@ -59,6 +60,7 @@ class Client:
 
     async def close(self) -> None:
         """Ends the heartbeat and the connection."""
+        self._closed = True
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.gather(self._heart, return_exceptions=True)
@@ -66,6 +68,7 @@ class Client:
 
     async def _again(self, what: str, call: Callable[[], Awaitable[A]]) -> A:
         begin, attempt = time.monotonic(), 0
+        self._open(what)
         while True:
             try:
                 return await call()
@@ -76,7 +79,12 @@ class Client:
                 await asyncio.sleep(min(backoff(attempt), left))
                 attempt += 1
 
+    def _open(self, what: str) -> None:
+        if self._closed:
+            raise Refused(f"{what}: this client of {self.address} is closed")
+
     async def _once(self, what: str, call: Callable[..., Awaitable[A]], request: Any) -> A:
+        self._open(what)
         try:
             return await call(request, wait_for_ready=True, timeout=self.settings.patience)
         except grpc.RpcError as error:

@@ -75,6 +75,7 @@ class Client:
     def _again(self, what: str, call: Callable[[], A]) -> A:
         """A call that may be repeated, until the middleware is back or patience ends."""
         begin, attempt = time.monotonic(), 0
+        self._open(what)
         while True:
             try:
                 return call()
@@ -84,8 +85,13 @@ class Client:
                     raise explained(error, what) from error
                 attempt += 1
 
+    def _open(self, what: str) -> None:
+        if self._closed.is_set():
+            raise Refused(f"{what}: this client of {self.address} is closed")
+
     def _once(self, what: str, call: Callable[..., A], request: Any) -> A:
         """A call that must not be made twice; it waits for a connection, not for a second chance."""
+        self._open(what)
         try:
             return call(request, wait_for_ready=True, timeout=self.settings.patience)
         except grpc.RpcError as error:
