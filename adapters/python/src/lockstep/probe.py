@@ -279,7 +279,9 @@ def _score_chunks(batch: Batch, scores: SupportLogProbs) -> Iterator[Any]:
 
 def serve(probe: Probe, listen: str = "127.0.0.1:0") -> tuple[Any, int]:
     """Starts the service; returns the server and its port."""
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", 8 << 20), ("grpc.so_reuseport", 0)])
+    # A port that another probe has is refused, not shared.
+    options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.so_reuseport", 0)]
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
     add_TrainerServicer_to_server(Service(probe), server)
     port = server.add_insecure_port(listen)
     server.start()

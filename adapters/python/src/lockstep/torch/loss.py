@@ -41,14 +41,19 @@ class LossOutput:
 
     def metrics(self, horizon: int = DEFAULT_HORIZON) -> dict[str, float]:
         """Raw terms, lag and numeric apart and both together, the ESS of the lag, and the shape of its tail."""
-        out: dict[str, float] = {"loss": float(self.loss.detach()), "head_mass": head_mass(self.rows)}
-        ratios: tuple[Ratio, ...] = ("full",) if self.rows.scores is None else ("full", "lag", "numeric")
-        for ratio in ratios:
-            out.update({f"{ratio}/{name}": value for name, value in term(self.rows, ratio).items()})
+        out = self._means()
         if self.rows.scores is not None:
             ess = self.ess(horizon)
             out.update({"ess/token": ess.token, "ess/sequence": ess.sequence, "ess/horizon": ess.horizon})
             out.update(_shape([self], horizon))
+        return out
+
+    def _means(self) -> dict[str, float]:
+        """The metrics that those of a batch are made of, part by part."""
+        out: dict[str, float] = {"loss": float(self.loss.detach()), "head_mass": head_mass(self.rows)}
+        ratios: tuple[Ratio, ...] = ("full",) if self.rows.scores is None else ("full", "lag", "numeric")
+        for ratio in ratios:
+            out.update({f"{ratio}/{name}": value for name, value in term(self.rows, ratio).items()})
         clipped = [c.info["clipped"] for c in self.corrections if "clipped" in c.info]
         if clipped:
             out["clipped_share"] = float(torch.cat(clipped).double().mean())
@@ -193,10 +198,9 @@ def combined(outputs: Sequence[LossOutput], horizon: int = DEFAULT_HORIZON) -> d
     scored = sum(output.rows.scores is not None for output in outputs)
     if scored not in (0, len(outputs)):
         raise MissingScores(f"{scored} of {len(outputs)} micro-batches know log p_s: metrics of a batch need it of all or none")
-    tokens, parts = [len(output.per_token) for output in outputs], [output.metrics(horizon) for output in outputs]
+    tokens, parts = [len(output.per_token) for output in outputs], [output._means() for output in outputs]
     metrics: dict[str, float] = {}
-    # An ESS and a shape are of all ratios together, and a part may have no tail to fit.
-    for name in (name for name in parts[0] if not name.startswith(("ess/", "shape/"))):
+    for name in parts[0]:
         values = [part[name] for part in parts]
         if name.endswith("max_abs"):
             metrics[name] = max(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,18 +138,21 @@ class ByVersion:
     def chunk(self, rows: Tensor) -> Tensor:
         """Logits of some rows."""
         out = rows.new_empty((len(rows), self.width), dtype=compute_dtype(self.tensors[0]))
-        for index, source in enumerate(self.sources):
-            at = (self.which[rows] == index).nonzero().squeeze(-1)
+        for source, at in self._places(rows):
             out[at] = source.chunk(rows[at])
         return out
 
     def gather(self, rows: Tensor, ids: Tensor) -> Tensor:
         """Single logits."""
         out = rows.new_empty(len(rows), dtype=compute_dtype(self.tensors[0]))
-        for index, source in enumerate(self.sources):
-            at = (self.which[rows] == index).nonzero().squeeze(-1)
+        for source, at in self._places(rows):
             out[at] = source.gather(rows[at], ids[at])
         return out
+
+    def _places(self, rows: Tensor) -> Iterator[tuple[Projection, Tensor]]:
+        """Each source, and where its rows stand among these."""
+        which = self.which[rows]
+        return ((source, (which == index).nonzero().squeeze(-1)) for index, source in enumerate(self.sources))
 
 
 BLOCK = 4096
