@@ -34,8 +34,8 @@ test:
 browser:
 	sh tests/browser/run.sh
 
-## Speed of the engine's loops; compare rows of one run alone.
-bench:
+## Speed of the engine's loops, and of the kernels beside torch; compare rows of one run alone.
+bench: bench-kernels
 	cargo run --release -p lockstep-engine --example speed
 	cargo run --release -p lockstep-engine --example training_speed
 
@@ -116,11 +116,15 @@ kernels-reference:
 asan:
 	sh kernels/asan.sh
 
-## sample_report, and the head with its gradients, beside torch; TORCH_PYTHON is a Python with torch. HEAD_ROWS=4096 wants
-## 14 GB and minutes.
+## sample_report, and the head with its gradients, beside torch: that of `make parity` unless TORCH_PYTHON names a Python that
+## has it. HEAD_ROWS=4096 wants 14 GB and minutes.
 TORCH_PYTHON ?= $(PARITY_VENV)/bin/python
 HEAD_ROWS ?= 4096
-bench-kernels:
+$(PARITY_VENV)/bin/python:
+	python3 -m venv $(PARITY_VENV)
+	$(PARITY_VENV)/bin/pip install -q -r tests/parity/requirements.txt || { rm -r $(PARITY_VENV); exit 1; }
+
+bench-kernels: $(TORCH_PYTHON)
 	cargo build --release -p lockstep-kernels --examples
 	env -u OMP_NUM_THREADS $(TORCH_PYTHON) kernels/benches/sample_report.py target/release/examples/sample_report 2 64
 	env -u OMP_NUM_THREADS $(TORCH_PYTHON) kernels/benches/head.py target/release/examples/head 2 $(HEAD_ROWS)

@@ -1,7 +1,7 @@
-//! The head at a vocabulary of 151,936 and 1,024 hidden: log-probs and gradients of a score-centred loss, for
+//! The head at a vocabulary of 151,936 and 1,024 hidden: log-probs and gradients of a loss, score-centred or plain, for
 //! `benches/head.py` to hold beside torch.
 //!
-//!     head FOLDER over-vocabulary|over-support TEMPERATURE
+//!     head FOLDER over-vocabulary|over-support centred|plain TEMPERATURE
 //!
 //! Reads `hidden.f32`, `head.f32`, `ids.u32`, `q.f32`, `drawn.u32` and `advantage.f32` from the folder, writes `log_p.f32`,
 //! `of_hidden.f32` and `of_head.f32`, and prints seconds and the bytes it held beyond weights, hidden states and their gradients.
@@ -13,6 +13,8 @@ use lockstep_kernels::rows::Over;
 use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
+
+const USAGE: &str = "usage: head FOLDER over-vocabulary|over-support centred|plain TEMPERATURE";
 
 const HIDDEN: usize = 1024;
 
@@ -69,9 +71,11 @@ impl Problem {
         self.ids.chunks_exact(KEPT).enumerate().map(row).collect()
     }
 
-    /// `w = 1, c = q` of the kept ids, the mean over all rows.
-    fn correction(&self, at: usize) -> Correction {
-        let c = self.q[at * KEPT..(at + 1) * KEPT].iter().map(|q| f64::from(*q)).collect();
+    /// `w = 1`, and where it is centred `c = q` of the kept ids, which has mass 1; the mean over all rows.
+    fn correction(&self, at: usize, centred: bool) -> Correction {
+        let q = self.q[at * KEPT..(at + 1) * KEPT].iter().map(|q| f64::from(*q));
+        let mass = q.clone().sum::<f64>();
+        let c = q.map(|q| if centred { q / mass } else { 0.0 }).collect();
         let advantage = f64::from(self.advantage[at]) / self.drawn.len() as f64;
         Correction { w: 1.0, c, tail: None, advantage }
     }
@@ -79,13 +83,19 @@ impl Problem {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (folder, over, temperature) = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [folder, "over-vocabulary", temperature] => (folder.to_owned(), Over::Vocabulary, temperature),
-        [folder, "over-support", temperature] => (folder.to_owned(), Over::Listed, temperature),
-        _ => return Err("usage: head FOLDER over-vocabulary|over-support TEMPERATURE".into()),
+    let [folder, over, loss, temperature] = &arguments[..] else { return Err(USAGE.into()) };
+    let over = match &over[..] {
+        "over-vocabulary" => Over::Vocabulary,
+        "over-support" => Over::Listed,
+        _ => return Err(USAGE.into()),
+    };
+    let centred = match &loss[..] {
+        "centred" => true,
+        "plain" => false,
+        _ => return Err(USAGE.into()),
     };
     let inv_t = temperature.parse::<f64>()?.recip();
-    let folder = Path::new(&folder);
+    let folder = Path::new(folder);
     let problem = Problem::read(folder)?;
     let (mut of_hidden, mut of_head) = (vec![0f32; problem.hidden.len()], vec![0f32; problem.head.len()]);
     // Touched, so that the system has given the pages before the clock starts.
@@ -95,7 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let sides = Sides { now: side, older: &[], logits_bytes: 640 << 20 };
     let rows = problem.rows(over, inv_t);
     let objective = |at: usize, log_p: LogProbs| -> Result<_, RowError> {
-        Ok(Weighed { correction: problem.correction(at), seen: log_p.drawn as f32 })
+        Ok(Weighed { correction: problem.correction(at, centred), seen: log_p.drawn as f32 })
     };
     std::fs::write("/proc/self/clear_refs", "5")?;
     let before = status("VmRSS")?;

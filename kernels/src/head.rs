@@ -9,6 +9,9 @@
 //! dh   = sum_v g_v W_v    dW_v += g_v h
 //! ```
 //!
+//! Where `w = sum_v c_v`, as in unweighted centring, g is c - w e_a alone, and dh and dW are sums over a few ids. Positions whose
+//! g is zero take no part in a product.
+//!
 //! Products are f32. Sums over the vocabulary are f64: those of a softmax over every entry, that of dh over the products of
 //! blocks of the vocabulary. Everything is added in a fixed order, so neither the number of threads nor a second run changes
 //! a bit; the bytes of a chunk may.
@@ -17,8 +20,10 @@
 
 use crate::rows::Over;
 use crate::{Error, Result};
+use listed::Entries;
 use rayon::prelude::*;
-use row::Logits;
+use row::{Logits, Reach};
+use std::borrow::Cow;
 
 pub use crate::softmax::Tail;
 
@@ -224,16 +229,20 @@ pub fn head_backward<X: Send, E: Send + From<RowError>>(
     let narrow = in_order_of::<_, E>(rows.len(), |position| match rows[position].over {
         Over::Vocabulary => Ok(None),
         Over::Listed => {
-            let (mut now, mut older) = listed::logits(sides, &rows[position]);
+            let row = &rows[position];
+            let (mut now, mut older) = listed::logits(sides, row);
             let logits = Logits { now: &mut now, older: older.as_deref_mut() };
-            let outcome = row::loss((position, &rows[position]), logits, &objective)?;
-            Ok(Some((outcome, now)))
+            let outcome = row::loss((position, row), logits, &objective)?;
+            Ok(Some((outcome, Entries { at: row.at, ids: Cow::Borrowed(row.ids), gradient: now })))
         }
     })?;
-    let mut reached = listed::add(sides.now, rows, &narrow, (&mut *gradient.hidden, &mut *gradient.head));
-    let narrow = narrow.into_iter().map(|row| row.map(|(outcome, _)| (outcome.seen, outcome.loss))).collect();
-    let wide = dense::backward(sides, rows, &objective, (&mut gradient, &mut reached))?;
-    let (seen, losses): (Vec<X>, Vec<f64>) = merge(narrow, wide).into_iter().unzip();
+    let (narrow, few): (Vec<_>, Vec<_>) = narrow.into_iter().map(Option::unzip).unzip();
+    let mut few = few.into_iter().flatten().collect();
+    let wide = dense::backward(sides, rows, &objective, (&mut gradient, &mut few))?;
+    let whole = wide.iter().any(|outcome| outcome.reach == Reach::Everywhere);
+    let reached = listed::add(sides.now, &few, (gradient.hidden, gradient.head)) || whole;
+    let (seen, losses): (Vec<X>, Vec<f64>) =
+        merge(narrow, wide).into_iter().map(|outcome| (outcome.seen, outcome.loss)).unzip();
     Ok(HeadLoss { loss: losses.iter().sum(), seen, reached })
 }
 

@@ -1,6 +1,7 @@
 //! Positions over the whole vocabulary, in chunks of rows.
 
-use super::row::{self, Logits, Outcome};
+use super::listed::Entries;
+use super::row::{self, Logits, Outcome, Reach};
 use super::{Gradient, LogProbs, ROWS, Row, RowError, Scores, Side, Sides, Weighed};
 use crate::gemm::{Matrix, Output, product};
 use crate::rows::Over;
@@ -9,14 +10,25 @@ use rayon::prelude::*;
 /// Rows of the head whose product is added to an f64 sum at a time.
 const BLOCK: usize = 4096;
 
-/// The logits of one chunk of positions, under the weights now and under every older side that the chunk needs.
+/// Logits `[C, V]` under the weights now and under every older side; one chunk's after another's in the same memory.
+struct Buffers {
+    now: Vec<f32>,
+    /// One entry an older side; empty where no chunk needed it.
+    older: Vec<Vec<f32>>,
+}
+
+impl Buffers {
+    fn new(sides: Sides<'_>) -> Self {
+        Self { now: Vec::new(), older: vec![Vec::new(); sides.older.len()] }
+    }
+}
+
+/// One chunk of positions, and their logits.
 struct Chunk<'a> {
     sides: Sides<'a>,
     positions: &'a [usize],
     hidden: Vec<f32>,
-    now: Vec<f32>,
-    /// One entry an older side; empty where the chunk does not need it.
-    older: Vec<Vec<f32>>,
+    logits: &'a mut Buffers,
 }
 
 /// The positions over the vocabulary, in order, and how many make a chunk.
@@ -30,24 +42,23 @@ fn gather(side: Side<'_>, rows: &[Row<'_>], positions: &[usize]) -> Vec<f32> {
     positions.iter().flat_map(|position| side.row(rows[*position].at)).copied().collect()
 }
 
-/// `[C, V]`.
-fn logits(side: Side<'_>, hidden: &[f32]) -> Vec<f32> {
-    let mut logits = vec![0.0; hidden.len() / side.width * side.vocab()];
+/// `logits = hidden W^T`.
+fn fill(logits: &mut Vec<f32>, side: Side<'_>, hidden: &[f32]) {
+    logits.resize(hidden.len() / side.width * side.vocab(), 0.0);
     let head = Matrix::new(side.head, side.width).transposed();
-    product(&mut logits, Matrix::new(hidden, side.width), head, Output::Set);
-    logits
+    product(logits, Matrix::new(hidden, side.width), head, Output::Set);
 }
 
 impl<'a> Chunk<'a> {
-    fn new(sides: Sides<'a>, rows: &[Row<'_>], positions: &'a [usize]) -> Self {
-        let older = sides.older.iter().enumerate().map(|(at, side)| {
-            let needed = positions.iter().any(|position| rows[*position].older == Some(at));
-            if needed { logits(*side, &gather(*side, rows, positions)) } else { Vec::new() }
-        });
-        let older = older.collect();
+    fn new(sides: Sides<'a>, rows: &[Row<'_>], positions: &'a [usize], logits: &'a mut Buffers) -> Self {
+        for (at, (side, logits)) in sides.older.iter().zip(&mut logits.older).enumerate() {
+            if positions.iter().any(|position| rows[*position].older == Some(at)) {
+                fill(logits, *side, &gather(*side, rows, positions));
+            }
+        }
         let hidden = gather(sides.now, rows, positions);
-        let now = logits(sides.now, &hidden);
-        Self { sides, positions, hidden, now, older }
+        fill(&mut logits.now, sides.now, &hidden);
+        Self { sides, positions, hidden, logits }
     }
 
     /// `f` of every position and its logits, in parallel; the error is the first one.
@@ -57,9 +68,9 @@ impl<'a> Chunk<'a> {
         f: impl Fn(usize, Logits<'_>) -> Result<R, E> + Sync,
     ) -> Result<Vec<R>, E> {
         let vocab = self.sides.now.vocab();
-        let mut older: Vec<_> = self.older.iter_mut().map(|logits| logits.chunks_exact_mut(vocab)).collect();
+        let mut older: Vec<_> = self.logits.older.iter_mut().map(|logits| logits.chunks_exact_mut(vocab)).collect();
         let mut of_row = Vec::with_capacity(self.positions.len());
-        for (position, now) in self.positions.iter().zip(self.now.chunks_exact_mut(vocab)) {
+        for (position, now) in self.positions.iter().zip(self.logits.now.chunks_exact_mut(vocab)) {
             let mut all: Vec<Option<&mut [f32]>> = older.iter_mut().map(Iterator::next).collect();
             let older = rows[*position].older.and_then(|at| all.get_mut(at)?.take());
             of_row.push((*position, Logits { now, older }));
@@ -68,16 +79,31 @@ impl<'a> Chunk<'a> {
         done.into_iter().collect()
     }
 
-    /// `dh = G W` and `dW += G^T h`, where the logits have become their gradient `G [C, V]`.
-    fn add(&self, rows: &[Row<'_>], gradient: &mut Gradient<'_>) {
-        let Side { head, width, .. } = self.sides.now;
-        let logits = Matrix::new(&self.now, self.sides.now.vocab());
+    /// The few entries of the gradient of the position at `place` of the chunk.
+    fn entries<'r>(&self, row: &'r Row<'_>, place: usize) -> Entries<'r> {
+        let (ids, start) = (row.few(), place * self.sides.now.vocab());
+        let gradient = ids.iter().map(|id| self.logits.now[start + *id as usize]).collect();
+        Entries { at: row.at, ids, gradient }
+    }
+
+    /// `dh = G W` and `dW += G^T h` of the positions at `places` of the chunk, whose logits have become their gradient
+    /// `G [C, V]`; moves them to the front.
+    fn add(self, rows: &[Row<'_>], places: &[usize], gradient: &mut Gradient<'_>) {
+        let Self { sides, positions, mut hidden, logits: Buffers { now, .. } } = self;
+        let Side { head, width, .. } = sides.now;
+        let vocab = sides.now.vocab();
+        for (to, &from) in places.iter().enumerate().filter(|(to, from)| to != *from) {
+            now.copy_within(from * vocab..(from + 1) * vocab, to * vocab);
+            hidden.copy_within(from * width..(from + 1) * width, to * width);
+        }
+        let logits = Matrix::new(&now[..places.len() * vocab], vocab);
         let sums = blocked(logits, Matrix::new(head, width));
-        for (position, sum) in self.positions.iter().zip(sums.chunks_exact(width)) {
-            let at = rows[*position].at * width;
+        for (place, sum) in places.iter().zip(sums.chunks_exact(width)) {
+            let at = rows[positions[*place]].at * width;
             gradient.hidden[at..at + width].iter_mut().zip(sum).for_each(|(to, sum)| *to += *sum as f32);
         }
-        product(gradient.head, logits.transposed(), Matrix::new(&self.hidden, width), Output::Add);
+        let hidden = Matrix::new(&hidden[..places.len() * width], width);
+        product(gradient.head, logits.transposed(), hidden, Output::Add);
     }
 }
 
@@ -97,9 +123,9 @@ fn blocked(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f64> {
 /// Scores of every position over the vocabulary, in order.
 pub(super) fn logprob(sides: Sides<'_>, rows: &[Row<'_>]) -> Result<Vec<Scores>, RowError> {
     let (wide, size) = positions(sides, rows);
-    let mut all = Vec::with_capacity(wide.len());
+    let (mut all, mut logits) = (Vec::with_capacity(wide.len()), Buffers::new(sides));
     for positions in wide.chunks(size) {
-        let scores = Chunk::new(sides, rows, positions).each(rows, |position, logits| {
+        let scores = Chunk::new(sides, rows, positions, &mut logits).each(rows, |position, logits| {
             row::scores(&rows[position], logits).map_err(|source| RowError { position, source })
         });
         all.extend(scores?);
@@ -107,24 +133,26 @@ pub(super) fn logprob(sides: Sides<'_>, rows: &[Row<'_>]) -> Result<Vec<Scores>,
     Ok(all)
 }
 
-/// What the objective saw and the loss of every position over the vocabulary, in order; adds the gradients.
-pub(super) fn backward<X: Send, E: Send + From<RowError>>(
+/// What became of the positions over the vocabulary, in order; adds the gradients of whole rows, and pushes the others.
+pub(super) fn backward<'r, X: Send, E: Send + From<RowError>>(
     sides: Sides<'_>,
-    rows: &[Row<'_>],
+    rows: &'r [Row<'_>],
     objective: &(impl Fn(usize, LogProbs) -> Result<Weighed<X>, E> + Sync),
-    (gradient, reached): (&mut Gradient<'_>, &mut bool),
-) -> Result<Vec<(X, f64)>, E> {
+    (gradient, few): (&mut Gradient<'_>, &mut Vec<Entries<'r>>),
+) -> Result<Vec<Outcome<X>>, E> {
     let (wide, size) = positions(sides, rows);
-    let mut all = Vec::with_capacity(wide.len());
+    let (mut all, mut logits) = (Vec::with_capacity(wide.len()), Buffers::new(sides));
     for positions in wide.chunks(size) {
-        let mut chunk = Chunk::new(sides, rows, positions);
+        let mut chunk = Chunk::new(sides, rows, positions, &mut logits);
         let done: Vec<Outcome<X>> =
             chunk.each(rows, |position, logits| row::loss((position, &rows[position]), logits, objective))?;
-        if done.iter().any(|outcome| outcome.reached) {
-            *reached = true;
-            chunk.add(rows, gradient);
+        let of = |reach| (0..done.len()).filter(|place| done[*place].reach == reach).collect::<Vec<_>>();
+        few.extend(of(Reach::Few).into_iter().map(|place| chunk.entries(&rows[positions[place]], place)));
+        let whole = of(Reach::Everywhere);
+        if !whole.is_empty() {
+            chunk.add(rows, &whole, gradient);
         }
-        all.extend(done.into_iter().map(|outcome| (outcome.seen, outcome.loss)));
+        all.extend(done);
     }
     Ok(all)
 }

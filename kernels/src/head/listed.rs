@@ -1,10 +1,9 @@
-//! Positions over listed ids: dot products with a few rows of the head, and sums over the few entries of each token.
+//! Positions over listed ids: dot products with a few rows of the head. Gradients of few entries: sums over those of each token.
 
-use super::row::Outcome;
 use super::{Row, Side, Sides};
-use crate::rows::Over;
 use crate::vector::{axpy, long_dot};
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// Rows of the hidden states, or of the head, of one parallel piece.
 const PIECE: usize = 64;
@@ -20,8 +19,14 @@ pub(super) fn logits(sides: Sides<'_>, row: &Row<'_>) -> (Vec<f32>, Option<Vec<f
     (of(&sides.now), row.older.map(|at| of(&sides.older[at])))
 }
 
-/// A listed position, gone through; with the gradient of its logits.
-type Done<X> = Option<(Outcome<X>, Vec<f32>)>;
+/// The few entries of one position's gradient of logits.
+pub(super) struct Entries<'a> {
+    /// Its row of the hidden states.
+    pub(super) at: usize,
+    pub(super) ids: Cow<'a, [u32]>,
+    /// One an id.
+    pub(super) gradient: Vec<f32>,
+}
 
 /// Gradients of the logits by row of the head: entries `starts[v]..starts[v + 1]` are those of row `v`, in row order.
 struct ByToken {
@@ -32,12 +37,11 @@ struct ByToken {
 
 impl ByToken {
     /// A counting sort, stable.
-    fn new<X>(rows: &[Row<'_>], done: &[Done<X>], vocab: usize) -> Self {
+    fn new(all: &[Entries<'_>], vocab: usize) -> Self {
         let entries = || {
-            let done = rows.iter().zip(done).filter_map(|(row, done)| Some((row, done.as_ref()?)));
-            done.flat_map(|(row, (_, gradient))| {
-                let entries = row.ids.iter().zip(gradient).filter(|(_, g)| **g != 0.0);
-                entries.map(|(id, g)| (*id as usize, row.at as u32, *g))
+            all.iter().flat_map(|Entries { at, ids, gradient }| {
+                let entries = ids.iter().zip(gradient).filter(|(_, g)| **g != 0.0);
+                entries.map(|(id, g)| (*id as usize, *at as u32, *g))
             })
         };
         let mut starts = vec![0u32; vocab + 1];
@@ -55,21 +59,14 @@ impl ByToken {
 }
 
 /// `dh = sum_v g_v W_v`, `dW_v += g_v h`; `false` where nothing was added.
-pub(super) fn add<X>(
-    side: Side<'_>,
-    rows: &[Row<'_>],
-    done: &[Done<X>],
-    (of_hidden, of_head): (&mut [f32], &mut [f32]),
-) -> bool {
+pub(super) fn add(side: Side<'_>, all: &[Entries<'_>], (of_hidden, of_head): (&mut [f32], &mut [f32])) -> bool {
     let width = side.width;
-    let by_token = ByToken::new(rows, done, side.vocab());
+    let by_token = ByToken::new(all, side.vocab());
     if by_token.rows.is_empty() {
         return false;
     }
     let mut of_row = vec![None; side.rows()];
-    for (row, done) in rows.iter().zip(done).filter(|(row, _)| row.over == Over::Listed) {
-        of_row[row.at] = done.as_ref().map(|(_, gradient)| (row.ids, &gradient[..]));
-    }
+    all.iter().for_each(|entries| of_row[entries.at] = Some((&entries.ids[..], &entries.gradient[..])));
     let place = |row: usize| row * width..(row + 1) * width;
     let hidden = of_hidden.par_chunks_mut(width).zip(&of_row).with_min_len(PIECE);
     hidden.for_each(|(sum, entries)| {

@@ -4,6 +4,7 @@ use super::{Correction, LogProbs, OlderScores, Row, RowError, Scores, Weighed};
 use crate::rows::Over;
 use crate::softmax::{Exponent, Part, divergence, largest, scaled_exp, tail_gradient, tail_sums};
 use crate::{Error, Result};
+use std::borrow::Cow;
 
 /// The logits of one position over its domain, under the weights now and, where they are asked for, under older ones.
 pub(super) struct Logits<'a> {
@@ -15,9 +16,23 @@ pub(super) struct Logits<'a> {
 pub(super) struct Outcome<X> {
     pub(super) seen: X,
     pub(super) loss: f64,
-    /// `false` where the gradient is exactly zero.
-    pub(super) reached: bool,
+    pub(super) reach: Reach,
 }
+
+/// Where the gradient of a position's logits is not exactly zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    Nowhere,
+    /// At the known ids and the drawn token, which are few.
+    Few,
+    Everywhere,
+}
+
+/// A term of at most this share of the others' size is lost when they are rounded to f32.
+const LOST: f64 = f32::EPSILON as f64 / 2.0;
+
+/// As many entries of a row cost as much one by one as the whole row does in a product of matrices: one in 64, about.
+const ENTRIES_OF_A_ROW: usize = 64;
 
 impl Row<'_> {
     /// Where a known id, or the drawn token, stands among the logits.
@@ -43,6 +58,15 @@ impl Row<'_> {
     /// Takes the logits of the known ids out of a row, and leaves negative infinity, which has no mass, in their place.
     fn take_known(&self, x: &mut [f32]) -> Vec<f32> {
         (0..self.known).map(|i| std::mem::replace(&mut x[self.known_place(i)], f32::NEG_INFINITY)).collect()
+    }
+
+    /// The known ids, and the drawn token where it is none of them.
+    pub(super) fn few(&self) -> Cow<'_, [u32]> {
+        let known = &self.ids[..self.known];
+        match self.known_index(self.drawn) {
+            Some(_) => Cow::Borrowed(known),
+            None => Cow::Owned([known, &[self.drawn]].concat()),
+        }
     }
 
     fn put_known(&self, x: &mut [f32], known: &[f32]) {
@@ -92,8 +116,8 @@ pub(super) fn loss<X, E: From<RowError>>(
     let refused = |source| E::from(RowError { position, source });
     let now = log_probs(row, logits.now).map_err(refused)?;
     let Weighed { correction, seen } = objective(position, now.clone())?;
-    let (loss, reached) = gradient(row, &now, logits, &correction).map_err(refused)?;
-    Ok(Outcome { seen, loss, reached })
+    let (loss, reach) = gradient(row, &now, logits, &correction).map_err(refused)?;
+    Ok(Outcome { seen, loss, reach })
 }
 
 /// `g = (A/T) [ c + (w - sum_v c_v) p - w e_a ]` of a position whose every entry is known, unrounded.
@@ -111,8 +135,8 @@ pub(super) fn exact_gradient(row: &Row<'_>, x: &mut [f32], by: &Correction) -> R
     Ok(gradient)
 }
 
-/// Writes `g = (A/T) [ c + (w - sum_v c_v) p - w e_a ]` over the logits. Gives the loss, and whether any g can be not zero.
-fn gradient(row: &Row<'_>, now: &LogProbs, logits: Logits<'_>, by: &Correction) -> Result<(f64, bool)> {
+/// Writes `g = (A/T) [ c + (w - sum_v c_v) p - w e_a ]` over the logits. Gives the loss, and where g can be not zero.
+fn gradient(row: &Row<'_>, now: &LogProbs, logits: Logits<'_>, by: &Correction) -> Result<(f64, Reach)> {
     if by.c.len() != row.known {
         return Err(Error::Size { name: "coefficients", got: by.c.len(), want: row.known });
     }
@@ -121,7 +145,7 @@ fn gradient(row: &Row<'_>, now: &LogProbs, logits: Logits<'_>, by: &Correction) 
     let weighs = by.w != 0.0 || by.tail.is_some() || by.c.iter().any(|c| *c != 0.0);
     if row.is_only() || k == 0.0 || !weighs {
         x.fill(0.0);
-        return Ok((0.0, false));
+        return Ok((0.0, Reach::Nowhere));
     }
     let (tail, drawn_by_tail) = match by.tail {
         Some(tail) => {
@@ -137,7 +161,7 @@ fn gradient(row: &Row<'_>, now: &LogProbs, logits: Logits<'_>, by: &Correction) 
     let of_x = exponent(row, now);
     let off = tail.map_or((0.0, 0.0), |(tail, s)| tail_sums((&*x, of_x), s, tail));
     let (sum, centring) = known_sums(now, by).fold(off, |(sum, centring), (c, log_p)| (sum + c, centring + c * log_p));
-    let beta = by.w - sum;
+    let beta = if tail.is_none() && is_centred(row, by, sum) { 0.0 } else { by.w - sum };
     match tail {
         Some((tail, s)) => tail_gradient((&mut *x, of_x), s, tail, (k, beta)),
         None if beta == 0.0 => x.fill(0.0),
@@ -148,7 +172,17 @@ fn gradient(row: &Row<'_>, now: &LogProbs, logits: Logits<'_>, by: &Correction) 
     }
     let c = row.known_index(row.drawn).map_or(drawn_by_tail, |i| by.c[i]);
     x[row.place(row.drawn)] = (k * (c + beta * now.drawn.exp() - by.w)) as f32;
-    Ok((-by.advantage * (by.w * now.drawn - centring), true))
+    let few = tail.is_none() && beta == 0.0 && (row.known + 1) * ENTRIES_OF_A_ROW <= x.len();
+    let reach = if few { Reach::Few } else { Reach::Everywhere };
+    Ok((-by.advantage * (by.w * now.drawn - centring), reach))
+}
+
+/// `|w - sum_v c_v|`, the mass of the gradient's dense term, is lost beside that of `c - w e_a`: the weight is centred on the
+/// known ids, and the gradient is there alone.
+fn is_centred(row: &Row<'_>, by: &Correction, sum: f64) -> bool {
+    let drawn = row.known_index(row.drawn).map_or(0.0, |i| by.c[i]);
+    let size = by.c.iter().map(|c| c.abs()).sum::<f64>() - drawn.abs() + (drawn - by.w).abs();
+    (by.w - sum).abs() <= LOST * size
 }
 
 /// c and log p of the known entries that are centred.
