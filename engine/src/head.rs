@@ -3,11 +3,11 @@
 //!
 //! Shapes: N rows of hidden states, H hidden, V vocabulary.
 
+use crate::optimiser::Floats;
 use crate::train_error::{Place, TrainError, TrainResult};
 use crate::{Error, Qwen3};
 use candle_core::{Device, Tensor};
 use lockstep_core::dlc::TokenCorrection;
-use lockstep_core::dlc::weigh::WeighError;
 use lockstep_core::score::RowLogProbs;
 use lockstep_core::support::Support;
 use lockstep_kernels::head as kernel;
@@ -101,6 +101,8 @@ pub struct HeadLoss<X> {
     pub loss: f64,
     /// What the objective saw, one entry a position.
     pub seen: Vec<X>,
+    /// `false` where every gradient is exactly zero.
+    pub reached: bool,
     /// Gradient with respect to the hidden states, `[N, H]`; `None` where it is zero everywhere.
     pub hidden: Option<Tensor>,
 }
@@ -111,58 +113,28 @@ pub struct HeadLoss<X> {
 /// Ids outside the head, another vocabulary, logits that cannot be normalised; each with its place.
 pub fn scores(side: &Side, asked: &[Asked]) -> TrainResult<Vec<RowLogProbs>> {
     rows::check(asked, side.vocab()?)?;
-    #[cfg(feature = "cuda")]
-    if !side.hidden.device().is_cpu() {
-        return card::scores(side, asked);
-    }
-    let rows = Rows::new(asked, false);
-    let found = LogProb::new(side, &rows.kernel()).run(side).map_err(rows::refusal(asked))?;
-    Ok(asked.iter().zip(found).map(|(asked, scores)| rows::row_log_probs(&asked.support, scores.now)).collect())
+    LogProb::new(side, asked).run().map_err(rows::refusal(asked))
 }
 
-/// Sum of the losses of all asked positions; adds the head's gradient to `head_gradient`, `[V, H]` flat. The objective sees
-/// an index into `asked` and the position's log-probs as a scorer would report them.
+/// Sum of the losses of all asked positions; adds the head's gradient to `of_head`, `[V, H]` flat, where the sides are. The
+/// objective sees an index into `asked` and the position's log-probs as a scorer would report them.
 ///
 /// # Errors
 /// As [`scores`]; and whatever the objective refuses.
-pub fn backward<X: Send>(
+pub(crate) fn backward<X: Send>(
     sides: Sides<'_>,
     asked: &[Asked],
     objective: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>> + Sync,
-    head_gradient: &mut [f32],
+    of_head: &mut Floats,
 ) -> TrainResult<HeadLoss<X>> {
     rows::check(asked, sides.now.vocab()?)?;
-    let weigh = |index: usize, log_theta: kernel::LogProbs| -> Result<kernel::Weighed<X>, Refusal> {
-        let Asked { support, place, sampler, .. } = &asked[index];
-        let Weighed { correction, advantage, seen } = objective(index, rows::row_log_probs(support, log_theta))?;
-        if correction.tail.is_some() && sampler.is_none() {
-            let source = WeighError::NoRest(support.log_rest().unwrap_or(f64::NEG_INFINITY));
-            return Err(TrainError::Weigh { place: *place, source }.into());
-        }
-        Ok(kernel::Weighed { correction: rows::correction(correction, advantage), seen })
-    };
-    let rows = Rows::new(asked, true);
-    Backward::new(sides, &rows.kernel(), weigh, head_gradient).run(sides.now).map_err(rows::refusal(asked))
-}
-
-/// The same on a card, where the head's gradient `[V, H]` is a tensor that is given.
-///
-/// # Errors
-/// As [`backward`].
-#[cfg(feature = "cuda")]
-pub(crate) fn backward_on_card<X>(
-    sides: Sides<'_>,
-    asked: &[Asked],
-    objective: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
-) -> TrainResult<(HeadLoss<X>, Tensor)> {
-    rows::check(asked, sides.now.vocab()?)?;
-    card::backward(sides, asked, objective)
+    Backward::new(sides, asked, objective, of_head).run().map_err(rows::refusal(asked))
 }
 
 /// Gradient of one position's loss with respect to the logits of its domain, at advantage 1.
 ///
 /// # Errors
-/// As [`backward`].
+/// As [`scores`]; coefficients of another number than the ids.
 pub fn gradient(side: &Side, asked: &Asked, correction: TokenCorrection) -> TrainResult<Vec<f64>> {
     let one = std::slice::from_ref(asked);
     rows::check(one, side.vocab()?)?;

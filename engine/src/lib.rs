@@ -13,6 +13,7 @@ pub mod config;
 mod cuda;
 pub mod device;
 mod error;
+mod found;
 mod fused;
 pub mod generate;
 pub mod head;

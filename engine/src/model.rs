@@ -206,7 +206,8 @@ impl Qwen3 {
         self.tracked.as_ref().ok_or_else(refused)
     }
 
-    /// The same with candle's own operations and activations in `dtype`: on the CPU what a card computes in bf16.
+    /// The same with candle's own operations and activations in `dtype`. On the CPU, bf16 is what a card computes; on a card,
+    /// f32 is nearest to the CPU.
     #[must_use]
     pub fn with_plain_operations(self, dtype: DType) -> Self {
         Self { plain: Some(dtype), ..self }
@@ -218,6 +219,21 @@ impl Qwen3 {
     /// A device without room for them.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         Self::new(self.config.clone(), self.weights.to_device(device)?)
+    }
+
+    /// The same model on other weights, which are not copied: with the same operations where they are on the same device.
+    ///
+    /// # Errors
+    /// Weights of another model.
+    pub fn with_weights(&self, weights: Weights) -> Result<Self> {
+        let same = weights.device().same_device(&self.weights.device());
+        let model = Self::new(self.config.clone(), weights)?;
+        Ok(if same { Self { plain: self.plain, ..model } } else { model })
+    }
+
+    /// The type of its activations: f32 on the CPU and bf16 on a card, unless it was told another.
+    pub fn activations(&self) -> DType {
+        self.plain.unwrap_or(DType::F32)
     }
 
     /// `rows` empty sequences.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 mod floats;
 mod state;
 
-use floats::Floats;
+pub(crate) use floats::Floats;
 pub(crate) use state::write_whole;
 
 /// The gradient of a loss, one flat f32 buffer a parameter, by name, where the parameter is.
@@ -26,20 +26,17 @@ impl Gradients {
         Self(weights.iter().map(|(name, var)| (name.to_owned(), Floats::beside(var))).collect())
     }
 
-    /// The gradient of one parameter on the CPU, in the order of its floats; `None` where it is on a card.
-    pub fn get(&self, name: &str) -> Option<&[f32]> {
-        match self.0.get(name)? {
-            Floats::Host(values) => Some(values),
-            _ => None,
+    /// Replaces the gradient of one parameter, in the order of its floats.
+    ///
+    /// # Errors
+    /// No such parameter, another number of floats, a card that does not take them.
+    pub fn set(&mut self, name: &str, values: Vec<f32>) -> Result<()> {
+        let floats = self.one_mut(name)?;
+        if values.len() != floats.len() {
+            return Err(Error::Shape { name: name.into(), got: vec![values.len()], want: vec![floats.len()] });
         }
-    }
-
-    /// The gradient of one parameter on the CPU, to be added to; `None` where it is on a card.
-    pub fn get_mut(&mut self, name: &str) -> Option<&mut [f32]> {
-        match self.0.get_mut(name)? {
-            Floats::Host(values) => Some(values),
-            _ => None,
-        }
+        *floats = Floats::on(values, &floats.device())?;
+        Ok(())
     }
 
     /// A copy of the gradient of one parameter.
@@ -65,14 +62,12 @@ impl Gradients {
         Ok(())
     }
 
-    /// Adds to the gradient of one parameter, as many floats as it has.
+    /// The gradient of one parameter, where it is.
     ///
     /// # Errors
-    /// No such parameter, a card without room.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn add_one(&mut self, name: &str, gradient: &candle_core::Tensor) -> Result<()> {
-        let missing = || Error::Missing { name: name.into(), shape: gradient.dims().to_vec() };
-        self.0.get_mut(name).ok_or_else(missing)?.add(gradient)
+    /// No such parameter.
+    pub(crate) fn one_mut(&mut self, name: &str) -> Result<&mut Floats> {
+        self.0.get_mut(name).ok_or_else(|| Error::Missing { name: name.into(), shape: Vec::new() })
     }
 
     /// Adds another gradient of the same parameters.

@@ -4,8 +4,8 @@
 use crate::generate::{Drawing, Drawn, Filters, HEAD, Request};
 use crate::numerics::Numerics;
 use crate::train_error::refused_or_failed;
-use crate::{Config, Error, Qwen3, Result, Weights};
-use candle_core::Device;
+use crate::{Error, Qwen3, Result, Weights};
+use candle_core::{DType, Device};
 use lockstep_core::ports::{PortError, PublishedWeights, SampleRequest, SamplerCapabilities};
 use lockstep_core::profile::{Dtypes, FilterName, LogProbMeaning, SamplerProfile, TieRule};
 use lockstep_core::support::{Domain, Reported, Sampled, Support, SupportError};
@@ -92,8 +92,8 @@ impl Qwen3Sampler {
     /// As [`Qwen3Sampler::new`].
     pub fn on(model: &Qwen3, version: WeightVersion, device: &Device, numerics: Numerics) -> Result<Self> {
         let digest = Digest(model.weights().digest()?);
-        let profile = Arc::new(profile(dtypes(numerics, device)));
-        let model = sampling(model.config().clone(), model.weights().snapshot()?, (device, numerics))?;
+        let model = sampling(model, model.weights().snapshot()?, (device, numerics))?;
+        let profile = Arc::new(profile(dtypes(numerics, model.activations())));
         Ok(Self { model, version, digest, profile, listed: HEAD, numerics })
     }
 
@@ -104,8 +104,9 @@ impl Qwen3Sampler {
     /// Weights that cannot be rewritten.
     pub fn with_numerics(self, numerics: Numerics) -> Result<Self> {
         let (weights, device) = (self.model.weights().clone(), self.model.weights().device());
-        let model = sampling(self.model.config().clone(), weights, (&device, numerics))?;
-        Ok(Self { model, numerics, profile: Arc::new(profile(dtypes(numerics, &device))), ..self })
+        let model = sampling(&self.model, weights, (&device, numerics))?;
+        let profile = Arc::new(profile(dtypes(numerics, model.activations())));
+        Ok(Self { model, numerics, profile, ..self })
     }
 
     /// The same, listing the `listed` largest entries of an untruncated distribution.
@@ -140,7 +141,7 @@ impl Qwen3Sampler {
         }
         if self.numerics == Numerics::Q8 {
             let device = self.model.weights().device();
-            self.model = sampling(self.model.config().clone(), weights, (&device, self.numerics))?;
+            self.model = sampling(&self.model, weights, (&device, self.numerics))?;
         } else {
             self.numerics.apply(&weights)?;
             self.model.weights().assign(&weights)?;
@@ -151,29 +152,29 @@ impl Qwen3Sampler {
 }
 
 /// The model that draws with some weights, on a device and as coarsely as told.
-fn sampling(config: Config, weights: Weights, (device, numerics): (&Device, Numerics)) -> Result<Qwen3> {
+fn sampling(like: &Qwen3, weights: Weights, (device, numerics): (&Device, Numerics)) -> Result<Qwen3> {
     if numerics == Numerics::Q8 {
-        return Qwen3::in_q8(config, &weights, device);
+        return Qwen3::in_q8(like.config().clone(), &weights, device);
     }
     numerics.apply(&weights)?;
-    let weights = if device.is_cpu() { weights } else { weights.for_sampling(device, config.tied)? };
-    let model = Qwen3::new(config, weights)?;
+    let exact = device.is_cpu() || like.activations() == DType::F32 && device.same_device(&like.weights().device());
+    let model = like.with_weights(if exact { weights } else { weights.for_sampling(device, like.config().tied)? })?;
     Ok(if numerics == Numerics::Bf16Head { model.with_bf16_head() } else { model })
 }
 
-/// In which types it computes: those of its numerics, between bf16 on a card.
-fn dtypes(numerics: Numerics, device: &Device) -> Dtypes {
-    let on_cpu = numerics.dtypes();
-    if device.is_cpu() {
-        return on_cpu;
+/// In which types it computes: those of its numerics, between bf16 where activations are.
+fn dtypes(numerics: Numerics, activations: DType) -> Dtypes {
+    let in_f32 = numerics.dtypes();
+    if activations == DType::F32 {
+        return in_f32;
     }
     let bf16 = || "bf16".to_owned();
     let weights = match numerics {
         Numerics::Exact | Numerics::Bf16Head => "bf16 (embedding, head and norms f32)".to_owned(),
         Numerics::Q8 => "q8_0 (blocks of 32, f16 scales; embedding, head and norms f32)".to_owned(),
-        Numerics::Int(_) | Numerics::Noise { .. } => format!("bf16 of {}", on_cpu.weights),
+        Numerics::Int(_) | Numerics::Noise { .. } => format!("bf16 of {}", in_f32.weights),
     };
-    Dtypes { weights, activations: bf16(), kv_cache: bf16(), head: on_cpu.head }
+    Dtypes { weights, activations: bf16(), kv_cache: bf16(), head: in_f32.head }
 }
 
 /// What this engine is.

@@ -5,7 +5,7 @@
 use crate::head::{self, LOGITS_BYTES, Side};
 use crate::train_error::{Place, TrainError, TrainResult};
 use crate::{Error, Optimiser, Pass, Qwen3};
-use candle_core::Device;
+use candle_core::{DType, Device};
 use lanes::Lanes;
 use lockstep_core::dlc::TokenCorrection;
 use lockstep_core::plan::Batch;
@@ -72,6 +72,14 @@ impl Qwen3Trainer {
     pub fn new(model: Qwen3, optimiser: Optimiser, version: WeightVersion, settings: Settings) -> Self {
         let lanes = if model.weights().device().is_cpu() { Lanes::new(model.weights().floats()) } else { Lanes::one() };
         Self { model, optimiser, version, snapshots: BTreeMap::new(), settings, lanes }
+    }
+
+    /// The same, computing as [`Qwen3::with_plain_operations`] says, at every live version.
+    #[must_use]
+    pub fn with_plain_operations(self, dtype: DType) -> Self {
+        let plain = |(version, model): (_, Qwen3)| (version, model.with_plain_operations(dtype));
+        let snapshots = self.snapshots.into_iter().map(plain).collect();
+        Self { model: self.model.with_plain_operations(dtype), snapshots, ..self }
     }
 
     /// The version of the weights now.

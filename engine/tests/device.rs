@@ -7,7 +7,7 @@ mod common;
 mod pair;
 
 use candle_core::{DType, Device, Tensor};
-use common::{floats, ids, largest, model, worst};
+use common::{device, floats, ids, largest, on_cpu, worst};
 use lockstep_core::dlc::TailModel;
 use lockstep_core::ports::Control;
 use lockstep_core::sampling::Truncation;
@@ -15,17 +15,12 @@ use lockstep_engine::generate::{Drawing, Filters, Request, generate, greedy};
 use lockstep_engine::memory::{self, Load};
 use lockstep_engine::supervised::{Example, supervised_step};
 use lockstep_engine::{
-    AdamW, Compute, Config, Numerics, Optimiser, Pass, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, Weights,
+    AdamW, Config, Numerics, Optimiser, Pass, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, Weights,
 };
 use lockstep_kernels::q8;
 use pair::*;
 use std::ops::ControlFlow;
 use tempfile::tempdir;
-
-fn device() -> Device {
-    let name = std::env::var("LOCKSTEP_DEVICE").unwrap_or_else(|_| "cpu".into());
-    name.parse::<Compute>().unwrap().open().unwrap()
-}
 
 /// The model with candle's own operations on the device under test.
 fn plain(fused: &Qwen3, dtype: DType) -> Qwen3 {
@@ -47,7 +42,7 @@ fn hidden(model: &Qwen3) -> Vec<f32> {
 #[test]
 fn a_forward_agrees_with_the_fused_one() {
     for tied in [true, false] {
-        let fused = model(tied, 8);
+        let fused = on_cpu(tied, 8);
         let want = hidden(&fused);
         assert!(worst(&hidden(&plain(&fused, DType::F32)), &want) <= 2e-5 * largest(&want));
         let off = worst(&hidden(&plain(&fused, DType::BF16)), &want);
@@ -57,7 +52,7 @@ fn a_forward_agrees_with_the_fused_one() {
 
 #[test]
 fn gradients_agree_with_the_fused_ones() {
-    let fused = model(false, 8);
+    let fused = on_cpu(false, 8);
     let gradients = |model: &Qwen3| {
         let hidden = model.hidden_packed(&slices(&rows()), Pass::Train).unwrap();
         let grads = model.logits(&hidden).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
@@ -76,7 +71,7 @@ fn gradients_agree_with_the_fused_ones() {
 /// Rows of different lengths, some leaving on the way, over more tokens than a first allocation holds.
 #[test]
 fn cached_decoding_equals_the_full_forward() {
-    let model = plain(&model(true, 2), DType::F32);
+    let model = plain(&on_cpu(true, 2), DType::F32);
     let rows: Vec<Vec<u32>> = [7, 1, 12, 5].iter().map(|n| ids(n + 20, *n as u64, 40)).collect();
     let mut held = [7, 1, 12, 5];
     let mut live: Vec<usize> = (0..4).collect();
@@ -105,7 +100,7 @@ fn cached_decoding_equals_the_full_forward() {
 
 #[test]
 fn answers_and_their_distributions_agree_with_the_fused_ones() {
-    let fused = model(true, 4);
+    let fused = on_cpu(true, 4);
     let other = plain(&fused, DType::F32);
     let prompts = [ids(6, 1, 40), ids(3, 2, 40)];
     let tokens = |model| greedy(model, &prompts, 12, &[3]).unwrap();
@@ -140,7 +135,7 @@ fn answers_and_their_distributions_agree_with_the_fused_ones() {
 #[test]
 fn a_model_in_q8_agrees_with_its_rounded_floats() {
     for tied in [true, false] {
-        let exact = model(tied, 12);
+        let exact = on_cpu(tied, 12);
         let rounded = Weights::random(exact.config(), 12, 0.3).unwrap();
         for (_, var) in rounded.iter().filter(|(_, var)| var.rank() == 2) {
             let bytes = q8::quantise(&floats(var.as_tensor())).unwrap();
@@ -168,7 +163,7 @@ fn a_model_in_q8_agrees_with_its_rounded_floats() {
 /// Some steps of the whole trainer: forward, head, backward, optimiser, against the fused one.
 #[test]
 fn supervised_steps_lead_to_the_fused_weights() {
-    let fused = model(true, 6);
+    let fused = on_cpu(true, 6);
     let other = plain(&fused, DType::F32);
     let example = |seed| Example { prompt: ids(4, seed, 40), answer: ids(5, seed + 50, 40) };
     let examples: Vec<Example> = (0..6).map(example).collect();
@@ -194,7 +189,7 @@ fn a_pair_draws_scores_steps_and_loads() {
             let optimiser = Optimiser::new(model.weights(), rule(), 1.0);
             Qwen3Trainer::new(model, optimiser, FIRST, settings(folder.path()))
         };
-        let fused = model(true, 21);
+        let fused = on_cpu(true, 21);
         let (mut here, mut on_cpu) = (on(fused.to_device(&device()).unwrap()), on(copy(&fused)));
         let sampler = Qwen3Sampler::on(here.model(), FIRST, &device(), numerics).unwrap().listing(12);
         let sampler = SamplerPort::new(sampler).unwrap();
@@ -227,7 +222,7 @@ fn a_pair_draws_scores_steps_and_loads() {
 #[test]
 fn a_sampler_on_a_card_takes_half_the_bytes_of_its_matrices() {
     for tied in [true, false] {
-        let fused = model(tied, 1);
+        let fused = on_cpu(tied, 1);
         let sampling = fused.weights().for_sampling(&Device::Cpu, tied).unwrap();
         let bytes: usize = sampling.iter().map(|(_, var)| var.elem_count() * var.dtype().size_in_bytes()).sum();
         let load =

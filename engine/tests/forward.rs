@@ -4,9 +4,9 @@
 
 mod common;
 
-use candle_core::{Device, Tensor};
-use common::{floats, ids, largest, model, worst};
-use lockstep_engine::{Cache, Error, Pass, Qwen3, Weights};
+use candle_core::Tensor;
+use common::{device, floats, ids, largest, model, worst};
+use lockstep_engine::{Error, Pass, Qwen3, Weights};
 use std::collections::HashMap;
 
 /// candle_transformers' Qwen3 gives a gradient to 1 of 24 parameters and says nothing; this is the test it would fail.
@@ -55,7 +55,7 @@ fn cached_ragged_decoding_equals_the_full_forward() {
     let rows: Vec<Vec<u32>> = [7, 1, 12, 5].iter().map(|n| ids(n + 20, *n as u64, 40)).collect();
     let mut held = [7, 1, 12, 5];
     let mut live: Vec<usize> = (0..4).collect();
-    let mut cache = Cache::new(2, 4);
+    let mut cache = model.cache(4);
     let mut new: Vec<&[u32]> = live.iter().map(|r| &rows[*r][..held[*r]]).collect();
     for step in 0..8 {
         let logits = model.logits(&model.hidden_cached(&new, &mut cache).unwrap()).unwrap().to_vec2::<f32>().unwrap();
@@ -81,7 +81,7 @@ fn padding_behind_a_row_changes_nothing_before_it() {
     let mut batch = row.clone();
     batch.extend([0; 4]);
     batch.extend(ids(10, 2, 40));
-    let batch = Tensor::from_vec(batch, (2, 10), &Device::Cpu).unwrap();
+    let batch = Tensor::from_vec(batch, (2, 10), &device()).unwrap();
     let padded = model.hidden(&batch).unwrap().narrow(0, 0, 1).unwrap().narrow(1, 0, 6).unwrap();
     let alone = model.hidden_packed(&[&row], Pass::Score).unwrap();
     assert!(worst(&floats(&padded), &floats(&alone)) <= 5e-6);
@@ -108,7 +108,7 @@ fn theirs(model: &Qwen3) -> candle_transformers::models::qwen3::ModelForCausalLM
         hidden_act: candle_nn::Activation::Silu,
     };
     let tensors: HashMap<_, _> = model.weights().iter().map(|(n, v)| (n.to_owned(), v.as_detached_tensor())).collect();
-    let vars = candle_nn::VarBuilder::from_tensors(tensors, candle_core::DType::F32, &Device::Cpu);
+    let vars = candle_nn::VarBuilder::from_tensors(tensors, candle_core::DType::F32, &device());
     candle_transformers::models::qwen3::ModelForCausalLM::new(&config, vars).unwrap()
 }
 
@@ -117,7 +117,7 @@ fn another_implementation_agrees() {
     for tied in [true, false] {
         let model = model(tied, 4);
         let row = ids(30, 5, 40);
-        let batch = Tensor::from_slice(&row, (1, 30), &Device::Cpu).unwrap();
+        let batch = Tensor::from_slice(&row, (1, 30), &device()).unwrap();
         let want = floats(&theirs(&model).forward(&batch, 0).unwrap());
         let worst = worst(&last_logits(&model, &row), &want);
         assert!(worst <= 5e-5, "{worst:e} of {}", largest(&want));
@@ -146,6 +146,6 @@ fn refusals_carry_the_numbers() {
     assert_eq!(message(&[&[1], &[2, 40]]), "token 40 at place 1 of row 1 is outside a vocabulary of 40");
     assert_eq!(message(&[&[]]), "row 0 has no tokens");
     assert_eq!(message(&[&[0; 65]]), "position 64 of row 0 is beyond max_position_embeddings 64");
-    let rows = model.hidden_cached(&[&[1]], &mut Cache::new(2, 3)).unwrap_err();
+    let rows = model.hidden_cached(&[&[1]], &mut model.cache(3)).unwrap_err();
     assert!(matches!(rows, Error::Rows { got: 1, want: 3 }));
 }

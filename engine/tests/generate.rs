@@ -56,9 +56,9 @@ fn what_is_reported_is_the_distribution_of_the_full_forward() {
             assert!(log_q.iter().zip(&want).all(|(a, b)| (a - b).abs() < 5e-5), "{log_q:?} {want:?}");
             let mass: f64 = log_q.iter().map(|x| x.exp()).sum();
             match drawn.drawing {
-                Drawing::Kept { .. } => assert!(ids.len() <= 12 && (mass - 1.0).abs() < 1e-12),
+                Drawing::Kept { .. } => assert!(ids.len() <= 12 && (mass - 1.0).abs() < 1e-10),
                 Drawing::Head { log_rest, .. } => {
-                    assert!(ids.len() == 7 && (mass + log_rest.exp() - 1.0).abs() < 1e-12)
+                    assert!(ids.len() == 7 && (mass + log_rest.exp() - 1.0).abs() < 1e-10)
                 }
             }
             let own = log_probs(&row, &[drawn.token], inverse, Over::Vocabulary).unwrap()[0];

@@ -6,7 +6,7 @@
 mod common;
 mod pair;
 
-use candle_core::{D, Device, Tensor};
+use candle_core::{D, Tensor};
 use candle_nn::ops::log_softmax;
 use lockstep_core::behavior::BehaviorDistribution;
 use lockstep_core::delta::Delta;
@@ -55,12 +55,12 @@ impl Tokens {
     fn log_p(&self, model: &Qwen3, pass: Pass) -> Tensor {
         let rows: Vec<&[u32]> = self.rows.iter().map(Vec::as_slice).collect();
         let logits = model.logits(&model.hidden_packed(&rows, pass).unwrap()).unwrap();
-        let at = Tensor::from_iter(self.tokens.iter().map(|(at, _, _)| *at as u32), &Device::Cpu).unwrap();
+        let at = Tensor::from_iter(self.tokens.iter().map(|(at, _, _)| *at as u32), &common::device()).unwrap();
         let mut mask = vec![-1e9f32; self.tokens.len() * V];
         for (row, (_, support, _)) in mask.chunks_exact_mut(V).zip(&self.tokens) {
             domain(support).into_iter().for_each(|id| row[id] = 0.0);
         }
-        let mask = Tensor::from_vec(mask, (self.tokens.len(), V), &Device::Cpu).unwrap();
+        let mask = Tensor::from_vec(mask, (self.tokens.len(), V), &common::device()).unwrap();
         let scaled = (logits.index_select(&at, 0).unwrap() / T).unwrap();
         log_softmax(&(scaled + mask).unwrap(), D::Minus1).unwrap()
     }
@@ -112,13 +112,13 @@ fn error(trainer: &Qwen3Trainer, sampler: &Qwen3, scored: &ScoredBatch, rule: Ru
         let scale = -advantage / all.tokens.len() as f64;
         k.extend(coefficients(support, log_theta, log_s, &rule).iter().map(|k| (k * scale) as f32));
     }
-    let k = Tensor::from_vec(k, (all.tokens.len(), V), &Device::Cpu).unwrap();
+    let k = Tensor::from_vec(k, (all.tokens.len(), V), &common::device()).unwrap();
     let wanted = (tracked * k).unwrap().sum_all().unwrap().backward().unwrap();
     let log_s = log_s_of(trainer, scored);
     let (_, found) = trainer.gradient_of(scored, &log_s, &StepOptions { rule, horizon: 24 }).unwrap();
     let one = |(name, var): (&str, &candle_core::Var)| {
         let wanted = common::floats(wanted.get(var).unwrap());
-        common::worst(&wanted, found.get(name).unwrap()) / common::largest(&wanted)
+        common::worst(&wanted, &values(&found, name)) / common::largest(&wanted)
     };
     trainer.model().weights().iter().map(one).fold(0.0, f32::max)
 }
@@ -201,8 +201,8 @@ fn another_rule_has_another_gradient() {
     ];
     let all = rules.each_ref().map(gradient);
     for (a, b) in [(0, 1), (0, 2), (1, 2)] {
-        let (a, b) = (all[a].get("model.norm.weight").unwrap(), all[b].get("model.norm.weight").unwrap());
-        assert!(common::worst(a, b) > 1e-3 * common::largest(a));
+        let [a, b] = [a, b].map(|rule| values(&all[rule], "model.norm.weight"));
+        assert!(common::worst(&a, &b) > 1e-3 * common::largest(&a));
     }
 }
 
@@ -220,8 +220,8 @@ fn the_loss_of_the_plain_gradient_moves_as_its_gradient_says() {
     let moved = |by: f64| {
         for (name, var) in trainer.model().weights().iter() {
             let from = common::floats(start.get(name).unwrap().as_tensor());
-            let to = from.iter().zip(gradient.get(name).unwrap()).map(|(x, g)| x + (by / norm) as f32 * g);
-            var.set(&Tensor::from_vec(to.collect::<Vec<f32>>(), var.shape(), &Device::Cpu).unwrap()).unwrap();
+            let to = from.iter().zip(values(&gradient, name)).map(|(x, g)| x + (by / norm) as f32 * g);
+            var.set(&Tensor::from_vec(to.collect::<Vec<f32>>(), var.shape(), &common::device()).unwrap()).unwrap();
         }
         trainer.gradient_of(&scored, &log_s, &options).unwrap().0
     };

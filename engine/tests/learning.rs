@@ -5,13 +5,13 @@
 mod common;
 mod pair;
 
-use candle_core::{D, Device, Tensor};
+use candle_core::{D, Tensor};
 use common::{config, ids, model};
 use lockstep_core::ports::PortError;
 use lockstep_engine::optimiser::Gradients;
 use lockstep_engine::supervised::{Example, supervised_step};
 use lockstep_engine::{Optimiser, Pass, Qwen3, Weights, Worker};
-use pair::{block_on, copy, rule};
+use pair::{block_on, copy, rule, values};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::tempdir;
@@ -20,8 +20,9 @@ use tempfile::tempdir;
 fn gradients(weights: &Weights, seed: u64) -> Gradients {
     let mut gradients = Gradients::zeros(weights);
     for ((name, _), stream) in weights.iter().zip(0..) {
-        let gradient = gradients.get_mut(name).unwrap().iter_mut();
-        gradient.zip(0..).for_each(|(g, i)| *g = lockstep_kernels::philox::normal(seed, stream, i) as f32);
+        let n = values(&gradients, name).len() as u64;
+        let noise = (0..n).map(|i| lockstep_kernels::philox::normal(seed, stream, i) as f32).collect();
+        gradients.set(name, noise).unwrap();
     }
     gradients
 }
@@ -69,7 +70,9 @@ fn state_of_another_model_and_damaged_files_are_named() {
     let mut optimiser = Optimiser::new(tied.weights(), rule(), 1.0);
     let before = tied.weights().digest().unwrap();
     let mut bad = gradients(tied.weights(), 1);
-    bad.get_mut("model.norm.weight").unwrap()[3] = f32::NAN;
+    let mut spoilt = values(&bad, "model.norm.weight");
+    spoilt[3] = f32::NAN;
+    bad.set("model.norm.weight", spoilt).unwrap();
     let refused = optimiser.update(tied.weights(), &bad).unwrap_err().to_string();
     assert_eq!(refused, "gradient of model.norm.weight has norm NaN; nothing was changed");
     assert!(optimiser.update(untied.weights(), &gradients(untied.weights(), 1)).is_err());
@@ -83,7 +86,8 @@ fn clipping_scales_the_whole_gradient_as_one_vector() {
     let norm = gradient.norm().unwrap();
     let mut by_hand = gradient.clone();
     for (name, _) in scaled.weights().iter() {
-        by_hand.get_mut(name).unwrap().iter_mut().for_each(|g| *g *= (1.0 / norm) as f32);
+        let scaled = values(&gradient, name).iter().map(|g| g * (1.0 / norm) as f32).collect();
+        by_hand.set(name, scaled).unwrap();
     }
     Optimiser::new(clipped.weights(), rule(), 1.0).update(clipped.weights(), &gradient).unwrap();
     Optimiser::new(scaled.weights(), rule(), f64::INFINITY).update(scaled.weights(), &by_hand).unwrap();
@@ -109,7 +113,7 @@ fn the_loss_falls_on_a_copy_task_from_the_value_of_a_plain_softmax() {
         let row = [prompt.as_slice(), &answer[..1]].concat();
         let logits = model.logits(&model.hidden_packed(&[&row], Pass::Score).unwrap()).unwrap();
         let logits = logits.narrow(0, 2, 2).unwrap();
-        let target = Tensor::from_slice(answer, (2, 1), &Device::Cpu).unwrap();
+        let target = Tensor::from_slice(answer, (2, 1), &common::device()).unwrap();
         let log_p = candle_nn::ops::log_softmax(&logits, D::Minus1).unwrap().gather(&target, D::Minus1).unwrap();
         sum -= log_p.sum_all().unwrap().to_scalar::<f32>().unwrap();
     }

@@ -11,15 +11,14 @@ use lockstep_core::reward::ScoredBatch;
 use lockstep_core::rivals::{Method, Reduction};
 use lockstep_core::sampling::Truncation;
 use lockstep_engine::optimiser::Gradients;
-use lockstep_engine::{Numerics, Qwen3Sampler, Qwen3Trainer, SamplerPort};
+use lockstep_engine::{Numerics, Qwen3Trainer, SamplerPort};
 use pair::*;
 use tempfile::tempdir;
 
 const HEAD: &str = "model.norm.weight";
 
 fn coarse(trainer: &Qwen3Trainer, numerics: Numerics) -> SamplerPort {
-    let sampler = Qwen3Sampler::new(trainer.model(), trainer.version()).unwrap();
-    SamplerPort::new(sampler.with_numerics(numerics).unwrap()).unwrap()
+    SamplerPort::new(drawing(trainer.model(), trainer.version()).with_numerics(numerics).unwrap()).unwrap()
 }
 
 fn batch(sampler: &SamplerPort) -> ScoredBatch {
@@ -33,8 +32,8 @@ fn gradient(trainer: &Qwen3Trainer, scored: &ScoredBatch, rule: Rule) -> Gradien
 
 /// Largest difference relative to the largest entry.
 fn apart(a: &Gradients, b: &Gradients) -> f32 {
-    let (a, b) = (a.get(HEAD).unwrap(), b.get(HEAD).unwrap());
-    common::worst(a, b) / common::largest(a)
+    let [a, b] = [a, b].map(|gradients| values(gradients, HEAD));
+    common::worst(&a, &b) / common::largest(&a)
 }
 
 #[test]

@@ -8,8 +8,8 @@
 
 mod common;
 
-use candle_core::{D, DType, Device, Tensor};
-use common::{floats, largest, worst};
+use candle_core::{D, DType, Tensor};
+use common::{device, floats, here, largest, worst};
 use lockstep_engine::{Config, Pass, Qwen3, Weights};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -45,8 +45,8 @@ fn compare_gradients(model: &Qwen3, want: &HashMap<String, Tensor>, loss: &Tenso
 fn compare(name: &str) {
     let dir = fixtures().join(name);
     let config = Config::load(&dir).unwrap();
-    let model = Qwen3::new(config.clone(), Weights::load(&dir, &config).unwrap()).unwrap();
-    let want = candle_core::safetensors::load(dir.join("reference.safetensors"), &Device::Cpu).unwrap();
+    let model = here(&Qwen3::new(config.clone(), Weights::load(&dir, &config).unwrap()).unwrap());
+    let want = candle_core::safetensors::load(dir.join("reference.safetensors"), &device()).unwrap();
     let ids = want["ids"].to_dtype(DType::U32).unwrap();
     let logits = model.logits(&model.hidden(&ids).unwrap()).unwrap();
     let logit = worst(&floats(&logits), &floats(&want["logits"]));

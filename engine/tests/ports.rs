@@ -13,7 +13,7 @@ use lockstep_core::sampling::Truncation;
 use lockstep_core::score::{select, versions};
 use lockstep_core::token::{RolloutId, TokenId};
 use lockstep_core::version::{Digest, Evidence, WeightVersion};
-use lockstep_engine::{Qwen3Sampler, SamplerPort, TrainerPort};
+use lockstep_engine::{SamplerPort, TrainerPort};
 use pair::*;
 use tempfile::tempdir;
 
@@ -118,9 +118,9 @@ fn a_pause_keeps_the_tokens_and_new_weights_go_on_from_them() {
     let config = lockstep_engine::Config { max_positions: 9000, ..common::config(true) };
     let model = |seed| {
         let weights = lockstep_engine::Weights::random(&config, seed, 0.1).unwrap();
-        lockstep_engine::Qwen3::new(config.clone(), weights).unwrap()
+        common::here(&lockstep_engine::Qwen3::new(config.clone(), weights).unwrap())
     };
-    let sampler = SamplerPort::new(Qwen3Sampler::new(&model(1), FIRST).unwrap().listing(6)).unwrap();
+    let sampler = SamplerPort::new(drawing(&model(1), FIRST).listing(6)).unwrap();
     let optimiser = lockstep_engine::Optimiser::new(model(2).weights(), rule(), 1.0);
     let other = lockstep_engine::Qwen3Trainer::new(model(2), optimiser, FIRST.next(), settings(folder.path()));
     let published = other.publish(FIRST.next()).unwrap();
@@ -207,7 +207,7 @@ fn answers_are_resumed_from_given_tokens() {
 fn a_bad_request_fails_its_call_and_the_next_call_works() {
     let folder = tempdir().unwrap();
     let trainer = trainer(true, folder.path());
-    let sampler = SamplerPort::new(Qwen3Sampler::new(trainer.model(), FIRST).unwrap()).unwrap();
+    let sampler = SamplerPort::new(drawing(trainer.model(), FIRST)).unwrap();
     let long = plan(0, 1, &params(CUT, 200));
     let mut stream = block_on(sampler.generate(requests(&long))).unwrap();
     let refused = next(&mut stream).unwrap().unwrap_err();

@@ -29,23 +29,14 @@ static __device__ __forceinline__ double block_sum_f64(double v, double* shared)
 
 enum { OK = 0, BAD_LOGIT = 1, NO_FINITE_LOGIT = 2 };
 
-// Entries of a row: the listed ones, or all where there is no list.
-struct Entries {
-    const float* row;
-    const u32* ids;
-    int n;
-};
-
-static __device__ __forceinline__ float entry(const Entries& e, int i) { return e.row[e.ids ? e.ids[i] : i]; }
-
-// Largest finite logit; `status` says what is wrong with the entries.
-static __device__ __forceinline__ float largest(const Entries& e, u64* shared, u32* status) {
+// Largest finite logit of a row; `status` says what is wrong with the entries.
+static __device__ __forceinline__ float largest(const float* row, int n, u64* shared, u32* status) {
     __shared__ float best[WARPS];
     const float none = -__int_as_float(0x7f800000);
     float max = none;
     u64 bad = 0;
-    for (int i = threadIdx.x; i < e.n; i += THREADS) {
-        float x = entry(e, i);
+    for (int i = threadIdx.x; i < n; i += THREADS) {
+        float x = row[i];
         bad += !(x < -none);
         max = x > max ? x : max;
     }

@@ -15,7 +15,7 @@ struct HeadScores {
 static_assert(sizeof(HeadScores) == 80, "src/cuda/layout.rs has the same");
 
 static __device__ __forceinline__ double row_lse(const float* z, u32 len, double inv_t, u64* shared, u32* status) {
-    const double max = largest({z, nullptr, (int)len}, shared, status);
+    const double max = largest(z, (int)len, shared, status);
     u64 total = 0;
     for (u32 v = threadIdx.x; *status == OK && v < len; v += THREADS) total += mass(((double)z[v] - max) * inv_t);
     total = block_sum(total, shared);

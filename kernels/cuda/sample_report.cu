@@ -171,7 +171,7 @@ sample_report(const float* __restrict__ logits, int V, const Stage* __restrict__
     u32* my_ids = ids + (size_t)blockIdx.x * cap;
     double* my_log_q = log_q + (size_t)blockIdx.x * cap;
     Report r = {0.0, 0.0, 0.0, 0.0, 0, 0, OK, 0};
-    float max = largest({row, nullptr, V}, shared, &r.status);
+    float max = largest(row, V, shared, &r.status);
     if (r.status != OK) {
         if (threadIdx.x == 0) reports[blockIdx.x] = r;
         return;

@@ -17,8 +17,8 @@ mod update;
 
 pub use cudarc;
 pub use head::{HeadLogits, Known, Listed, Runs};
-pub use layout::{HeadRow, HeadScores, RatioSums, RowSums};
-pub use rows::{RowIds, Sampled};
+pub use layout::{HeadRow, HeadScores, RatioSums};
+pub use rows::Sampled;
 pub use update::{Q8, Q8_BATCH, UpdateSlot};
 
 /// Threads of a block, as in `cuda/block.cuh`.
@@ -74,14 +74,16 @@ macro_rules! image {
     };
 }
 
-static IMAGES: [Image; 8] = [
+/// Files of `cuda/`.
+const FILES: usize = 7;
+
+static IMAGES: [Image; FILES] = [
     image!("adamw"),
     image!("ess"),
     image!("head_backward"),
     image!("head_listed"),
     image!("head_scores"),
     image!("q8_gemv"),
-    image!("row_log_probs"),
     image!("sample_report"),
 ];
 
@@ -96,7 +98,6 @@ enum Kernel {
     ListedSums,
     HeadScores,
     Q8Gemv,
-    RowLogProbs,
     SampleReport,
 }
 
@@ -111,19 +112,21 @@ impl Kernel {
             Self::ListedSums => (3, "listed_sums"),
             Self::HeadScores => (4, "head_scores"),
             Self::Q8Gemv => (5, "q8_gemv"),
-            Self::RowLogProbs => (6, "row_log_probs"),
-            Self::SampleReport => (7, "sample_report"),
+            Self::SampleReport => (6, "sample_report"),
         }
     }
 }
+
+/// Beginning and end of a launch.
+type Span = Option<(CudaEvent, CudaEvent)>;
 
 /// The kernels in one context, on one stream. A file is loaded when it is first asked for.
 #[derive(Debug, Clone)]
 pub struct Kernels {
     stream: Arc<CudaStream>,
-    modules: Arc<[OnceLock<Arc<CudaModule>>; 8]>,
+    modules: Arc<[OnceLock<Arc<CudaModule>>; FILES]>,
     /// Beginning and end of the last launch, where launches are timed.
-    timed: Option<Arc<Mutex<Option<(CudaEvent, CudaEvent)>>>>,
+    timed: Option<Arc<Mutex<Span>>>,
 }
 
 /// The name of the driver's library.
@@ -151,7 +154,7 @@ impl Kernels {
 
     /// On a stream that is there already.
     pub fn on(stream: Arc<CudaStream>) -> Self {
-        Self { stream, modules: Arc::new([const { OnceLock::new() }; 8]), timed: None }
+        Self { stream, modules: Arc::new([const { OnceLock::new() }; FILES]), timed: None }
     }
 
     /// The same, with a clock on every launch.

@@ -9,7 +9,6 @@ pub mod adamw;
 pub mod chain;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-pub mod draw;
 mod error;
 pub mod ess;
 mod gemm;

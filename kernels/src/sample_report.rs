@@ -37,10 +37,10 @@ pub struct SampleReport {
 /// ```text
 /// M_v  mass of v (module mass)         K  the kept set (module truncate)
 /// token = first v of K, by id, with  sum_{u in K, u <= v} M_u > floor(R sum_{u in K} M_u / 2^64)
-/// log q_v = (x_v - max) / T - ln sum_{u in K} M_u / 2^44
+/// log q_v = (x_v - max) / T - ln sum_{u in K} exp((x_u - max) / T)
 /// ```
 /// `R` are 64 random bits of Philox, keyed by the seed, counted by request and position. Support, counts and token are the
-/// same bits wherever this is computed.
+/// same bits wherever this is computed; log q is that of [`crate::truncate()`], to which a card comes with the sum of `M_u`.
 ///
 /// # Errors
 /// A row that is empty, too long, without a finite entry, or with NaN or positive infinity.
@@ -57,8 +57,8 @@ pub fn sample_report(logits: &[f32], chain: &Chain, draw: Draw, cap: usize) -> R
     let total = row.total();
     let log = |mass: u64| (mass as f64 / mass::ONE as f64).ln();
     let token = ids[pick(&masses, point(draw, kept))];
-    let (log_kept, log_total) = (log(kept), log(total));
     let gap = |id: u32| row.gap(logits[id as usize]);
+    let (log_kept, log_total) = (ids.iter().map(|id| gap(*id).exp()).sum::<f64>().ln(), log(total));
     let log_q = |id: u32| gap(id) - log_kept;
     Ok(SampleReport {
         token,

@@ -6,9 +6,7 @@
 use lockstep_kernels::{
     Chain, Draw, Filter, SampleReport,
     adamw::{AdamW, Slot},
-    philox,
-    rows::{self, Over},
-    sample_report,
+    philox, sample_report,
 };
 use shim::{run, success, words};
 use std::process::Output;
@@ -154,59 +152,6 @@ fn sample_report_is_its_definition_at_full_vocabulary() {
     let all = chains();
     compare(VOCABULARY, &all[1..2], &[0, 1, 2]);
     compare(VOCABULARY, &[all[3].clone(), all[5].clone()], &[2]);
-}
-
-/// Log-sum-exp, entropy and status of every row, and the log-probs of its listed ids; the last number is the thread order.
-fn row_log_probs(
-    rows: &[Vec<f32>],
-    listed: &[Vec<u32>],
-    (inv_t, over): (f64, Over),
-    order: u32,
-) -> (Vec<[u64; 3]>, Vec<f64>) {
-    let ids: Vec<u32> = listed.concat();
-    let mut bytes = Vec::new();
-    let header = [rows.len() as u32, rows[0].len() as u32, ids.len() as u32, order, u32::from(over == Over::Listed), 0];
-    header.iter().for_each(|n| bytes.extend(n.to_le_bytes()));
-    bytes.extend(inv_t.to_le_bytes());
-    rows.iter().flatten().for_each(|x| bytes.extend(x.to_le_bytes()));
-    let offsets = listed.iter().scan(0, |end, ids| {
-        *end += ids.len() as u32;
-        Some(*end)
-    });
-    std::iter::once(0).chain(offsets).chain(ids).for_each(|n| bytes.extend(n.to_le_bytes()));
-    let output = words(&success(run("row_log_probs", &bytes)));
-    let (sums, log_p) = output.split_at(rows.len() * 3);
-    let sums = sums.chunks_exact(3).map(|sum| [sum[0], sum[1], sum[2] & 0xffff_ffff]).collect();
-    (sums, log_p.iter().map(|word| f64::from_bits(*word)).collect())
-}
-
-#[test]
-fn row_log_probs_are_their_definition() {
-    let rows = rows(5003, 4);
-    let finite =
-        |row: &Vec<f32>| (0..5003).step_by(500).filter(|id| row[*id as usize].is_finite()).collect::<Vec<u32>>();
-    let mut listed: Vec<Vec<u32>> = rows.iter().map(finite).collect();
-    listed[3].push(2501);
-    for (inv_t, over) in [(1.0, Over::Vocabulary), (1.0 / 0.7, Over::Listed)] {
-        let (sums, log_p) = row_log_probs(&rows, &listed, (inv_t, over), 0);
-        assert_eq!(
-            (&sums, &log_p),
-            (&row_log_probs(&rows, &listed, (inv_t, over), 2).0, &row_log_probs(&rows, &listed, (inv_t, over), 1).1)
-        );
-        let mut got = log_p.iter();
-        for ((row, ids), [log_sum_exp, entropy, status]) in rows.iter().zip(&listed).zip(sums) {
-            assert_eq!(status, 0);
-            for want in rows::log_probs(row, ids, inv_t, over).unwrap() {
-                let got = got.next().unwrap();
-                assert!((got - want).abs() <= 1e-10, "{got} {want}");
-            }
-            if over == Over::Vocabulary {
-                let [got, h] = [log_sum_exp, entropy].map(f64::from_bits);
-                assert!((got - rows::log_sum_exp(row, inv_t).unwrap()).abs() <= 1e-10);
-                assert!((h - rows::entropy(row, inv_t).unwrap()).abs() <= 1e-9, "{h}");
-            }
-        }
-    }
 }
 
 #[test]

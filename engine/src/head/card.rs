@@ -1,11 +1,13 @@
 //! The head on a card: logits in f32 by cuBLAS or over listed ids, log-probs and gradients by the kernels, nothing of a
 //! vocabulary's length on the CPU. Positions run in groups of one kind and one older side; whole vocabularies in chunks.
 
+use super::rows::check_tail;
 use super::{Asked, HeadLoss, Side, Sides, Weighed};
 use crate::cuda::{kernels_of, new_floats, on_storage, refused, with_floats};
+use crate::optimiser::Floats;
 use crate::train_error::{TrainError, TrainResult};
-use candle_core::{DType, Device, Result, Tensor};
-use lockstep_core::dlc::weigh::WeighError;
+use candle_core::backend::BackendStorage;
+use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor, bail};
 use lockstep_core::score::RowLogProbs;
 use lockstep_core::support::Domain;
 use lockstep_kernels::Error;
@@ -165,15 +167,12 @@ impl<'a> Flat<'a> {
     }
 
     /// Puts the coefficients of a position into its row, and those of its known places behind `c`.
-    fn weigh<X>(&mut self, at: usize, asked: &Row<'_>, weighed: &Weighed<X>, c: &mut Vec<f64>) -> TrainResult<()> {
+    fn weigh<X>(&mut self, (at, asked): (usize, &Row<'_>), weighed: &Weighed<X>, c: &mut Vec<f64>) -> TrainResult<()> {
         let row = &mut self.rows[at];
         let correction = &weighed.correction;
         (row.w, row.factor) = (correction.w, -weighed.advantage * row.inv_t);
+        check_tail(asked.asked, correction)?;
         if let Some(tail) = &correction.tail {
-            if asked.older.is_none() {
-                let source = WeighError::NoRest(asked.asked.support.log_rest().unwrap_or(f64::NEG_INFINITY));
-                return Err(TrainError::Weigh { place: asked.asked.place, source });
-            }
             (row.scale, row.low, row.high) = (tail.scale, tail.clip.low(), tail.clip.high());
         }
         let known = (row.known_end - row.known) as usize;
@@ -217,12 +216,13 @@ pub(super) fn scores(side: &Side, asked: &[Asked]) -> TrainResult<Vec<RowLogProb
     Ok(all)
 }
 
-/// Sum of the losses, what the objective saw, the gradients of the hidden states `[N, H]` and of the head `[V, H]`.
+/// Sum of the losses, what the objective saw, the gradient of the hidden states `[N, H]`; adds the head's, `[V, H]`.
 pub(super) fn backward<X>(
     sides: Sides<'_>,
     asked: &[Asked],
     objective: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
-) -> TrainResult<(HeadLoss<X>, Tensor)> {
+    sum_of_head: &mut Floats,
+) -> TrainResult<HeadLoss<X>> {
     let rows = Row::all(asked, true);
     let zeros = |like: &Tensor| Tensor::zeros(like.shape(), DType::F32, like.device());
     let (mut of_hidden, mut of_head) = (zeros(&sides.now.hidden)?, zeros(&sides.now.head)?);
@@ -236,7 +236,7 @@ pub(super) fn backward<X>(
             for (at, &position) in positions.iter().enumerate() {
                 let log_theta = flat.reported(&rows, &found, at);
                 let weighed = objective(position, log_theta)?;
-                flat.weigh(at, &rows[position], &weighed, &mut c)?;
+                flat.weigh((at, &rows[position]), &weighed, &mut c)?;
                 seen[position] = Some(weighed.seen);
             }
             for (loss, &position) in flat.differentiate(&c)?.into_iter().zip(positions) {
@@ -249,8 +249,18 @@ pub(super) fn backward<X>(
     for (position, row) in rows.iter().enumerate().filter(|(_, row)| row.is_only()) {
         seen[position] = Some(objective(position, row.certain())?.seen);
     }
+    sum_of_head.add(&of_head)?;
     let (seen, loss) = (seen.into_iter().flatten().collect(), losses.iter().sum());
-    Ok((HeadLoss { loss, seen, hidden: Some(of_hidden) }, of_head))
+    Ok(HeadLoss { loss, seen, reached: true, hidden: Some(of_hidden) })
+}
+
+/// A copy of the memory of a gradient of the hidden states.
+pub(super) fn storage(hidden: &Option<Tensor>) -> Result<CudaStorage> {
+    let Some(hidden) = hidden else { bail!("the gradient of the hidden states is missing") };
+    match &*hidden.storage_and_layout().0 {
+        Storage::Cuda(storage) => storage.try_clone(hidden.layout()),
+        _ => bail!("the gradient of the hidden states is not on the card"),
+    }
 }
 
 /// `dh = G W`, `dW += G^T h`, with `G [C, V]`.
@@ -303,7 +313,7 @@ fn add_runs(
         with_floats(gradient, |_, gradient| {
             on_storage(sums, |sums| {
                 let runs = Runs { starts: &starts, into: &into, of };
-                kernels.listed_sums((&from, width), runs, &gradient, &mut sums.as_view_mut()).map_err(refused)
+                kernels.listed_sums((&from, width), (runs, &gradient), &mut sums.as_view_mut()).map_err(refused)
             })
         })
     })

@@ -1,9 +1,16 @@
-//! The head's kernels as operations on tensors.
+//! The head's kernels as operations on tensors, on the CPU and on a card.
 
-use super::{HeadLoss, Refusal, Side, Sides};
+use super::rows::{self, Rows};
+use super::{Asked, HeadLoss, Refusal, Side, Sides, Weighed};
+use crate::found::Found;
 use crate::fused::floats;
+use crate::optimiser::Floats;
+use crate::train_error::TrainResult;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Storage, Tensor, bail};
-use lockstep_kernels::head::{self as kernel, Correction, Gradient, LogProbs, Row, Scores, Weighed};
+use lockstep_core::score::RowLogProbs;
+use lockstep_kernels::head::{self as kernel, Correction, Gradient, LogProbs, Row, Scores};
 use std::cell::RefCell;
 
 /// The slices of a side on the CPU.
@@ -32,47 +39,32 @@ fn with_older<R>(older: &[Side], f: impl FnOnce(&[kernel::Side<'_>]) -> Result<R
     f(&sides.collect::<Result<Vec<_>>>()?)
 }
 
-/// What an operation found besides its tensor, or what it refused.
-type Found<T> = RefCell<Option<std::result::Result<T, Refusal>>>;
-
-/// Runs an operation on a side; its own refusal stands before what candle makes of it.
-fn run<T>(side: &Side, op: &impl CustomOp2, found: &Found<T>) -> std::result::Result<(Tensor, T), Refusal> {
-    let tensor = side.hidden.apply_op2_no_bwd(&side.head, op);
-    match found.take() {
-        Some(Ok(found)) => Ok((tensor?, found)),
-        Some(Err(refusal)) => Err(refusal),
-        None => Err(tensor.err().unwrap_or(candle_core::Error::Msg(format!("{} found nothing", op.name()))).into()),
-    }
-}
-
-/// Keeps what a kernel gave; gives its tensor's data.
-fn keep<T, E: Into<Refusal>>(
-    found: &Found<T>,
-    given: std::result::Result<T, E>,
-    data: impl FnOnce(&T) -> Vec<f32>,
-) -> Result<CpuStorage> {
-    let (data, given) = match given {
-        Ok(given) => (Ok(CpuStorage::F32(data(&given))), Ok(given)),
-        Err(error) => (Err(candle_core::Error::Msg("refused".into())), Err(error.into())),
-    };
-    found.replace(Some(given));
-    data
-}
-
 /// `hidden [N, H]`, `head [V, H]` -> log p of the drawn tokens, `[M]`; keeps the scores of every position.
 pub(super) struct LogProb<'a> {
-    rows: &'a [Row<'a>],
-    logits_bytes: usize,
-    found: Found<Vec<Scores>>,
+    side: &'a Side,
+    asked: &'a [Asked],
+    found: Found<Vec<RowLogProbs>, Refusal>,
+}
+
+fn drawn(scores: &[RowLogProbs]) -> Vec<f32> {
+    scores.iter().map(|scores| scores.log_p_sampled as f32).collect()
 }
 
 impl<'a> LogProb<'a> {
-    pub(super) fn new(side: &Side, rows: &'a [Row<'a>]) -> Self {
-        Self { rows, logits_bytes: side.logits_bytes, found: RefCell::new(None) }
+    pub(super) fn new(side: &'a Side, asked: &'a [Asked]) -> Self {
+        Self { side, asked, found: Found::nothing() }
     }
 
-    pub(super) fn run(self, side: &Side) -> std::result::Result<Vec<Scores>, Refusal> {
-        Ok(run(side, &self, &self.found)?.1)
+    pub(super) fn run(self) -> std::result::Result<Vec<RowLogProbs>, Refusal> {
+        let tensor = self.side.hidden.apply_op2_no_bwd(&self.side.head, &self);
+        Ok(self.found.take(tensor)?.1)
+    }
+
+    fn on_cpu(&self, now: kernel::Side<'_>) -> std::result::Result<Vec<RowLogProbs>, Refusal> {
+        let sides = kernel::Sides { now, older: &[], logits_bytes: self.side.logits_bytes };
+        let found = kernel::head_logprob(sides, &Rows::new(self.asked, false).kernel())?;
+        let reported = |(asked, scores): (&Asked, Scores)| rows::row_log_probs(&asked.support, scores.now);
+        Ok(self.asked.iter().zip(found).map(reported).collect())
     }
 }
 
@@ -82,10 +74,16 @@ impl CustomOp2 for LogProb<'_> {
     }
 
     fn cpu_fwd(&self, h: &CpuStorage, hl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let sides = kernel::Sides { now: cpu_side((h, hl), (w, wl))?, older: &[], logits_bytes: self.logits_bytes };
-        let drawn = |scores: &Vec<Scores>| scores.iter().map(|scores| scores.now.drawn as f32).collect();
-        let data = keep(&self.found, kernel::head_logprob(sides, self.rows), drawn)?;
-        Ok((data, Shape::from(self.rows.len())))
+        let scores = self.on_cpu(cpu_side((h, hl), (w, wl))?);
+        let data = self.found.keep(scores, |scores| Ok(CpuStorage::F32(drawn(scores))))?;
+        Ok((data, Shape::from(self.asked.len())))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, h: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let scores = super::card::scores(self.side, self.asked).map_err(Refusal::Train);
+        let data = self.found.keep(scores, |scores| h.device.clone_htod(&drawn(scores)))?;
+        Ok((CudaStorage::wrap_cuda_slice(data, h.device.clone()), Shape::from(self.asked.len())))
     }
 }
 
@@ -93,39 +91,61 @@ impl CustomOp2 for LogProb<'_> {
 /// Forward and backward in one, because the coefficients depend on the log-probs and the logits are not kept.
 pub(super) struct Backward<'a, X, F> {
     sides: Sides<'a>,
-    rows: &'a [Row<'a>],
+    asked: &'a [Asked],
     objective: F,
-    of_head: RefCell<&'a mut [f32]>,
-    found: Found<kernel::HeadLoss<X>>,
+    of_head: RefCell<&'a mut Floats>,
+    found: Found<HeadLoss<X>, Refusal>,
 }
 
-impl<'a, X: Send, F: Fn(usize, LogProbs) -> std::result::Result<Weighed<X>, Refusal> + Sync> Backward<'a, X, F> {
-    pub(super) fn new(sides: Sides<'a>, rows: &'a [Row<'a>], objective: F, of_head: &'a mut [f32]) -> Self {
-        Self { sides, rows, objective, of_head: RefCell::new(of_head), found: RefCell::new(None) }
+impl<'a, X: Send, F: Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>> + Sync> Backward<'a, X, F> {
+    pub(super) fn new(sides: Sides<'a>, asked: &'a [Asked], objective: F, of_head: &'a mut Floats) -> Self {
+        Self { sides, asked, objective, of_head: RefCell::new(of_head), found: Found::nothing() }
     }
 
-    pub(super) fn run(self, side: &Side) -> std::result::Result<HeadLoss<X>, Refusal> {
-        let (of_hidden, found) = run(side, &self, &self.found)?;
-        Ok(HeadLoss { loss: found.loss, seen: found.seen, hidden: found.reached.then_some(of_hidden) })
+    pub(super) fn run(self) -> std::result::Result<HeadLoss<X>, Refusal> {
+        let tensor = self.sides.now.hidden.apply_op2_no_bwd(&self.sides.now.head, &self);
+        let (of_hidden, found) = self.found.take(tensor)?;
+        Ok(HeadLoss { hidden: found.reached.then_some(of_hidden), ..found })
+    }
+
+    fn on_cpu(&self, now: kernel::Side<'_>, hidden: &mut [f32]) -> std::result::Result<HeadLoss<X>, Refusal> {
+        let (asked, objective) = (self.asked, &self.objective);
+        let weigh = |index: usize, log_theta: LogProbs| -> std::result::Result<kernel::Weighed<X>, Refusal> {
+            let asked: &Asked = &asked[index];
+            let weighed = objective(index, rows::row_log_probs(&asked.support, log_theta))?;
+            rows::check_tail(asked, &weighed.correction)?;
+            let correction = rows::correction(weighed.correction, weighed.advantage);
+            Ok(kernel::Weighed { correction, seen: weighed.seen })
+        };
+        let mut of_head = self.of_head.borrow_mut();
+        let Floats::Host(head) = &mut **of_head else {
+            return Err(candle_core::Error::Msg("the head's gradient is not on the CPU".into()).into());
+        };
+        let found = with_older(self.sides.sampler, |older| {
+            let sides = kernel::Sides { now, older, logits_bytes: self.sides.now.logits_bytes };
+            let rows = Rows::new(asked, true);
+            Ok(kernel::head_backward(sides, &rows.kernel(), weigh, Gradient { hidden, head }))
+        })??;
+        Ok(HeadLoss { loss: found.loss, seen: found.seen, reached: found.reached, hidden: None })
     }
 }
 
-impl<X: Send, F: Fn(usize, LogProbs) -> std::result::Result<Weighed<X>, Refusal> + Sync> CustomOp2
-    for Backward<'_, X, F>
-{
+impl<X: Send, F: Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>> + Sync> CustomOp2 for Backward<'_, X, F> {
     fn name(&self) -> &'static str {
         "head-backward"
     }
 
     fn cpu_fwd(&self, h: &CpuStorage, hl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let now = cpu_side((h, hl), (w, wl))?;
         let mut hidden = vec![0f32; hl.shape().elem_count()];
-        let given = with_older(self.sides.sampler, |older| {
-            let sides = kernel::Sides { now, older, logits_bytes: self.sides.now.logits_bytes };
-            let gradient = Gradient { hidden: &mut hidden, head: &mut self.of_head.borrow_mut() };
-            Ok(kernel::head_backward(sides, self.rows, &self.objective, gradient))
-        })?;
-        Ok((keep(&self.found, given, |_| hidden)?, hl.shape().clone()))
+        let given = self.on_cpu(cpu_side((h, hl), (w, wl))?, &mut hidden);
+        Ok((self.found.keep(given, |_| Ok(CpuStorage::F32(hidden)))?, hl.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, _: &CudaStorage, hl: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let given = super::card::backward(self.sides, self.asked, &self.objective, &mut self.of_head.borrow_mut());
+        let storage = self.found.keep(given.map_err(Refusal::Train), |found| super::card::storage(&found.hidden))?;
+        Ok((storage, hl.shape().clone()))
     }
 }
 
@@ -154,9 +174,9 @@ impl CustomOp1 for Loss {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, h: &candle_core::CudaStorage, _: &Layout) -> Result<(candle_core::CudaStorage, Shape)> {
+    fn cuda_fwd(&self, h: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
         let value = h.device.clone_htod(&[self.value as f32])?;
-        Ok((candle_core::CudaStorage::wrap_cuda_slice(value, h.device.clone()), Shape::from(())))
+        Ok((CudaStorage::wrap_cuda_slice(value, h.device.clone()), Shape::from(())))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {

@@ -3,6 +3,7 @@
 use super::{Asked, Refusal};
 use crate::train_error::{TrainError, TrainResult};
 use lockstep_core::dlc::TokenCorrection;
+use lockstep_core::dlc::weigh::WeighError;
 use lockstep_core::score::RowLogProbs;
 use lockstep_core::support::{Domain, Support};
 use lockstep_kernels::head::{Correction, LogProbs, Row, RowError, Tail};
@@ -60,6 +61,15 @@ pub(super) fn check(asked: &[Asked], vocab: usize) -> TrainResult<()> {
 pub(super) fn row_log_probs(support: &Support, log_probs: LogProbs) -> RowLogProbs {
     let LogProbs { known, drawn, rest, .. } = log_probs;
     RowLogProbs { log_p: known, log_p_sampled: drawn, log_rest: support.log_rest().map(|_| rest) }.rounded()
+}
+
+/// A tail on p_s needs a side of the sampler.
+pub(super) fn check_tail(asked: &Asked, correction: &TokenCorrection) -> TrainResult<()> {
+    if correction.tail.is_none() || asked.sampler.is_some() {
+        return Ok(());
+    }
+    let source = WeighError::NoRest(asked.support.log_rest().unwrap_or(f64::NEG_INFINITY));
+    Err(TrainError::Weigh { place: asked.place, source })
 }
 
 /// `(w, c)` as the kernel takes them.

@@ -45,10 +45,19 @@ impl Floats {
 
     /// The given floats on `device`.
     pub(super) fn on(values: Vec<f32>, device: &Device) -> Result<Self> {
+        let n = values.len();
         Ok(match device {
             Device::Cpu => Self::Host(values),
-            device => Self::Card(Tensor::from_vec(values.clone(), values.len(), device)?),
+            device => Self::Card(Tensor::from_vec(values, n, device)?),
         })
+    }
+
+    pub(super) fn device(&self) -> Device {
+        match self {
+            Self::Host(_) => Device::Cpu,
+            Self::Card(values) => values.device().clone(),
+            Self::Zeros(_, device) => device.clone(),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -69,7 +78,7 @@ impl Floats {
     }
 
     /// Adds a gradient of as many entries.
-    pub(super) fn add(&mut self, gradient: &Tensor) -> Result<()> {
+    pub(crate) fn add(&mut self, gradient: &Tensor) -> Result<()> {
         match self {
             Self::Host(sum) => {
                 let gradient = gradient.contiguous()?;

@@ -73,8 +73,7 @@ impl Qwen3Trainer {
         let path = self.settings.directory.join(format!("{version}.safetensors"));
         let weights = Weights::load_file(&path, self.model.config())?;
         let weights = if self.settings.device.is_cpu() { weights } else { weights.to_device(&self.settings.device)? };
-        let model = Qwen3::new(self.model.config().clone(), weights)?;
-        self.snapshots.insert(version, model);
+        self.snapshots.insert(version, self.model.with_weights(weights)?);
         Ok(())
     }
 }

@@ -77,7 +77,7 @@ impl Qwen3Trainer {
             return Err(TrainError::Loss(tally.loss));
         }
         gradients.norm()?;
-        let copy = Qwen3::new(self.model.config().clone(), self.model.weights().snapshot()?)?;
+        let copy = self.model.with_weights(self.model.weights().snapshot()?)?;
         let gradient_norm = self.update(&gradients, step.rate())?;
         let before = self.version;
         self.snapshots.insert(before, copy);
@@ -331,27 +331,6 @@ pub(crate) struct Tokens<'a> {
     pub(crate) older: &'a [Option<Side>],
 }
 
-/// The head's part where its gradient is on a card.
-#[cfg(feature = "cuda")]
-fn on_card<X>(
-    (sides, asked): (Sides<'_>, &[head::Asked]),
-    objective: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
-    (gradients, name): (&mut Gradients, &str),
-) -> TrainResult<head::HeadLoss<X>> {
-    let (head, of_head) = head::backward_on_card(sides, asked, objective)?;
-    gradients.add_one(name, &of_head)?;
-    Ok(head)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn on_card<X>(
-    _: (Sides<'_>, &[head::Asked]),
-    _: impl Fn(usize, RowLogProbs) -> TrainResult<Weighed<X>>,
-    (_, name): (&mut Gradients, &str),
-) -> TrainResult<head::HeadLoss<X>> {
-    Err(crate::Error::Missing { name: name.into(), shape: Vec::new() }.into())
-}
-
 /// Adds the gradient of the summed losses: the head's own by [`head::backward`], everything below it by candle.
 pub(crate) fn backward<X: Send + Sync>(
     model: &Qwen3,
@@ -364,10 +343,7 @@ pub(crate) fn backward<X: Send + Sync>(
     let now = Side::new(model, &hidden, logits_bytes)?;
     let sampler: Vec<Side> = tokens.older.iter().map(|side| side.as_ref().unwrap_or(&now).clone()).collect();
     let sides = Sides { now: &now, sampler: &sampler };
-    let head = match gradients.get_mut(name) {
-        Some(head_gradient) => head::backward(sides, tokens.asked, objective, head_gradient)?,
-        None => on_card((sides, tokens.asked), objective, (&mut *gradients, name))?,
-    };
+    let head = head::backward(sides, tokens.asked, objective, gradients.one_mut(name)?)?;
     if let Some(of_hidden) = &head.hidden {
         let below = head::loss_of(&hidden, head.loss, of_hidden)?.backward()?;
         gradients.add(model.weights(), &below, if model.config().tied { "" } else { name })?;

@@ -1,9 +1,10 @@
-//! Small models for the tests.
+//! Small models for the tests, where `LOCKSTEP_DEVICE` says: `cpu`, with the fused operations; `plain`, the CPU with candle's
+//! own; `cuda` or `cuda:N`, a card with candle's own, in f32. One body of tests, every device.
 
 #![allow(dead_code, reason = "every test binary compiles this file and uses a part of it")]
 
-use candle_core::Tensor;
-use lockstep_engine::{Config, Qwen3, Weights};
+use candle_core::{DType, Device, Tensor};
+use lockstep_engine::{Compute, Config, Qwen3, Weights};
 
 /// Two layers, grouped heads, logits of a few units.
 pub(crate) fn config(tied: bool) -> Config {
@@ -23,10 +24,37 @@ pub(crate) fn config(tied: bool) -> Config {
     }
 }
 
-pub(crate) fn model(tied: bool, seed: u64) -> Qwen3 {
+fn device_name() -> String {
+    std::env::var("LOCKSTEP_DEVICE").unwrap_or_else(|_| "cpu".into())
+}
+
+/// Where the tests compute.
+pub(crate) fn device() -> Device {
+    match &device_name()[..] {
+        "plain" => Device::Cpu,
+        name => name.parse::<Compute>().unwrap().open().unwrap(),
+    }
+}
+
+/// `true` where the operations are candle's own: an order of additions is theirs, and not that of the fused ones.
+pub(crate) fn is_plain() -> bool {
+    device_name() != "cpu"
+}
+
+/// A model as the tests compute with it.
+pub(crate) fn here(model: &Qwen3) -> Qwen3 {
+    let model = if device().is_cpu() { model.clone() } else { model.to_device(&device()).unwrap() };
+    if is_plain() { model.with_plain_operations(DType::F32) } else { model }
+}
+
+pub(crate) fn on_cpu(tied: bool, seed: u64) -> Qwen3 {
     let config = config(tied);
     let weights = Weights::random(&config, seed, 0.3).unwrap();
     Qwen3::new(config, weights).unwrap()
+}
+
+pub(crate) fn model(tied: bool, seed: u64) -> Qwen3 {
+    here(&on_cpu(tied, seed))
 }
 
 /// Deterministic ids below `vocab`.

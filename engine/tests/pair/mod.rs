@@ -2,7 +2,8 @@
 
 #![allow(dead_code, reason = "every test binary compiles this file and uses a part of it")]
 
-use crate::common::{config, ids, model};
+use crate::common::{config, device, here, ids, is_plain, model};
+use candle_core::DType;
 use lockstep_core::delta::Delta;
 use lockstep_core::dlc::{LagClip, Rule, TailModel};
 use lockstep_core::plan::{Batch, BatchPlan, PromptGroup};
@@ -13,7 +14,10 @@ use lockstep_core::sampling::{Limits, SamplingParams, Truncation};
 use lockstep_core::score::{RolloutLogProbs, select, versions};
 use lockstep_core::token::TokenId;
 use lockstep_core::version::WeightVersion;
-use lockstep_engine::{Optimiser, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, Weights, trainer::Settings};
+use lockstep_engine::{
+    Numerics, Optimiser, Qwen3, Qwen3Sampler, Qwen3Trainer, SamplerPort, TrainResult, Weights, optimiser::Gradients,
+    trainer::Settings,
+};
 use lockstep_kernels::adamw::AdamW;
 use std::future::Future;
 use std::path::Path;
@@ -105,11 +109,11 @@ pub(crate) fn rule() -> AdamW {
 
 /// Small passes and small chunks of logits, so that a test has several of each.
 pub(crate) fn settings(directory: &Path) -> Settings {
-    Settings { tokens_per_pass: 60, logits_bytes: 4 * 40 * 7, ..Settings::new(directory) }
+    Settings { tokens_per_pass: 60, logits_bytes: 4 * 40 * 7, device: device(), ..Settings::new(directory) }
 }
 
 pub(crate) fn copy(model: &Qwen3) -> Qwen3 {
-    Qwen3::new(model.config().clone(), model.weights().snapshot().unwrap()).unwrap()
+    model.with_weights(model.weights().snapshot().unwrap()).unwrap()
 }
 
 pub(crate) fn trainer(tied: bool, directory: &Path) -> Qwen3Trainer {
@@ -118,8 +122,13 @@ pub(crate) fn trainer(tied: bool, directory: &Path) -> Qwen3Trainer {
     Qwen3Trainer::new(model, optimiser, FIRST, settings(directory))
 }
 
+/// A sampler with a copy of a model's weights, where the model is.
+pub(crate) fn drawing(model: &Qwen3, version: WeightVersion) -> Qwen3Sampler {
+    Qwen3Sampler::on(model, version, &device(), Numerics::Exact).unwrap()
+}
+
 pub(crate) fn sampler(trainer: &Qwen3Trainer, listed: usize) -> SamplerPort {
-    SamplerPort::new(Qwen3Sampler::new(trainer.model(), trainer.version()).unwrap().listing(listed)).unwrap()
+    SamplerPort::new(drawing(trainer.model(), trainer.version()).listing(listed)).unwrap()
 }
 
 pub(crate) fn log_s(trainer: &Qwen3Trainer, batch: &Batch) -> Vec<RolloutLogProbs> {
@@ -141,6 +150,16 @@ pub(crate) fn train(trainer: &mut Qwen3Trainer, times: usize) {
     }
 }
 
+pub(crate) fn values(gradients: &Gradients, name: &str) -> Vec<f32> {
+    gradients.values(name).unwrap().unwrap()
+}
+
+/// What [`Qwen3Trainer::save`] wrote, as the tests compute.
+pub(crate) fn restore(saved: &Path, published: &Path) -> TrainResult<Qwen3Trainer> {
+    let trainer = Qwen3Trainer::restore(saved, (rule(), 1.0), settings(published))?;
+    Ok(if is_plain() { trainer.with_plain_operations(DType::F32) } else { trainer })
+}
+
 pub(crate) fn bits(weights: &Weights) -> Vec<u8> {
     weights.digest().unwrap().to_vec()
 }
@@ -148,5 +167,5 @@ pub(crate) fn bits(weights: &Weights) -> Vec<u8> {
 pub(crate) fn load(path: &str, tied: bool) -> Qwen3 {
     let config = config(tied);
     let weights = Weights::load_file(Path::new(path), &config).unwrap();
-    Qwen3::new(config, weights).unwrap()
+    here(&Qwen3::new(config, weights).unwrap())
 }

@@ -6,7 +6,6 @@
 #include "../head_listed.cu"
 #include "../head_scores.cu"
 #include "../q8_gemv.cu"
-#include "../row_log_probs.cu"
 #include "../sample_report.cu"
 #include <cstdio>
 #include <cstdlib>
@@ -73,24 +72,6 @@ static void run_sample_report() {
     write(reports);
     write(ids);
     write(log_q);
-}
-
-static void run_row_log_probs() {
-    struct { u32 rows, vocabulary, listed, order; int over_listed, unused; double inv_t; } p;
-    read(&p, 1);
-    std::vector<float> logits(size_t(p.rows) * p.vocabulary);
-    std::vector<u32> offsets(p.rows + 1), ids(p.listed);
-    read(logits.data(), logits.size());
-    read(offsets.data(), offsets.size());
-    read(ids.data(), ids.size());
-    std::vector<double> log_p(p.listed);
-    std::vector<RowSums> sums(p.rows);
-    cuda_on_cpu::launch(p.rows, THREADS, Order(p.order), [&] {
-        row_log_probs(logits.data(), int(p.vocabulary), offsets.data(), ids.data(), p.inv_t, p.over_listed,
-                      log_p.data(), sums.data());
-    });
-    write(sums);
-    write(log_p);
 }
 
 static void run_adamw() {
@@ -191,7 +172,6 @@ static void run_q8_gemv() {
 
 static bool run(const std::string& name) {
     if (name == "sample_report") run_sample_report();
-    else if (name == "row_log_probs") run_row_log_probs();
     else if (name == "adamw") run_adamw();
     else if (name == "head_backward") run_head_backward();
     else if (name == "head_listed") run_head_listed();

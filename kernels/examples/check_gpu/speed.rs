@@ -5,7 +5,7 @@ use super::{median, median_us};
 use half::bf16;
 use lockstep_kernels::adamw::AdamW;
 use lockstep_kernels::cuda::cudarc::driver::{CudaSlice, sys::CUevent_flags};
-use lockstep_kernels::cuda::{CudaResult, HeadLogits, HeadRow, Kernels, Q8, RowIds, UpdateSlot};
+use lockstep_kernels::cuda::{CudaResult, HeadLogits, HeadRow, Kernels, Q8, UpdateSlot};
 use lockstep_kernels::{Chain, Draw, Filter};
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ pub(crate) fn all(kernels: &Kernels) -> CudaResult<Value> {
     let copy = copy_bandwidth(kernels)?;
     let mut rows = Vec::new();
     for (name, bytes, time) in
-        [sample(kernels)?, log_probs(kernels)?, backward(kernels)?, ratios(kernels)?, q8(kernels)?, adamw(kernels)?]
+        [sample(kernels)?, scores(kernels)?, backward(kernels)?, ratios(kernels)?, q8(kernels)?, adamw(kernels)?]
     {
         let floor_us = bytes / copy * 1e6;
         rows.push(json!({"kernel": name, "bytes": bytes, "median_us": time, "floor_us": floor_us,
@@ -52,17 +52,23 @@ fn sample(kernels: &Kernels) -> CudaResult<Timed> {
     let logits = logits(kernels)?;
     let chain = Chain::new([Filter::Temperature(0.7), Filter::TopP(0.95)])?;
     let draws: Vec<Draw> = (0..ROWS as u64).map(|request| Draw { seed: 1, request, position: 0 }).collect();
-    let time =
-        median_us(kernels, || kernels.sample_report(&logits.as_view(), VOCABULARY, (&chain, 4096), &draws).map(drop))?;
+    let time = median_us(kernels, || {
+        kernels.sample_report((&logits.as_view(), VOCABULARY), (&chain, 4096), &draws).map(drop)
+    })?;
     Ok(("sample_report, 256 rows, top-p 0.95", 4.0 * (ROWS * VOCABULARY) as f64, time))
 }
 
-fn log_probs(kernels: &Kernels) -> CudaResult<Timed> {
+fn scores(kernels: &Kernels) -> CudaResult<Timed> {
     let logits = logits(kernels)?;
-    let (offsets, ids): (Vec<u32>, Vec<u32>) = ((0..=ROWS as u32).collect(), (0..ROWS as u32).collect());
-    let listed = RowIds { offsets: &offsets, ids: &ids, over_listed: false };
-    let time = median_us(kernels, || kernels.row_log_probs(&logits.as_view(), VOCABULARY, listed, 1.0).map(drop))?;
-    Ok(("row_log_probs, 256 rows", 4.0 * (ROWS * VOCABULARY) as f64, time))
+    let row = |at: usize| HeadRow {
+        start: (at * VOCABULARY) as u64,
+        len: VOCABULARY as u32,
+        inv_t: 1.0,
+        ..HeadRow::default()
+    };
+    let rows: Vec<HeadRow> = (0..ROWS).map(row).collect();
+    let time = median_us(kernels, || kernels.head_scores((&logits.as_view(), None), &rows, &[]).map(drop))?;
+    Ok(("head_scores, 256 rows", 4.0 * (ROWS * VOCABULARY) as f64, time))
 }
 
 fn backward(kernels: &Kernels) -> CudaResult<Timed> {

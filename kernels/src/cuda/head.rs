@@ -95,7 +95,8 @@ impl Kernels {
         // SAFETY: one block a row; every row lies in both logits and every place in its row (checked above).
         unsafe { self.launch(launch, blocks(rows.len())) }?;
         let (mut log_p, mut log_s) = (self.stream.clone_dtoh(&log_p)?, self.stream.clone_dtoh(&log_s)?);
-        (log_p.truncate(places.len()), log_s.truncate(places.len()));
+        log_p.truncate(places.len());
+        log_s.truncate(places.len());
         Ok((self.stream.clone_dtoh(&scores)?, (log_p, log_s)))
     }
 
@@ -171,8 +172,7 @@ impl Kernels {
     pub fn listed_sums(
         &self,
         (from, width): (&CudaView<'_, f32>, usize),
-        runs: Runs<'_>,
-        gradients: &CudaView<'_, f32>,
+        (runs, gradients): (Runs<'_>, &CudaView<'_, f32>),
         sums: &mut CudaViewMut<'_, f32>,
     ) -> CudaResult<()> {
         let n = runs.into.len();

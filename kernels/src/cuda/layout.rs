@@ -4,19 +4,6 @@ use crate::Filter;
 use crate::adamw::Constants;
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
 
-/// `RowSums` of `row_log_probs.cu`.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-#[repr(C)]
-pub struct RowSums {
-    /// `ln sum_v exp(x_v / T)`.
-    pub log_sum_exp: f64,
-    /// `-sum_v p_v ln p_v`.
-    pub entropy: f64,
-    /// 0 where the row is fine, 1 where a logit is NaN or positive infinity, 2 where none is finite.
-    pub status: u32,
-    unused: u32,
-}
-
 /// `HeadRow` of `head_backward.cu`: one row of logits and its loss.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
@@ -132,12 +119,7 @@ pub(super) struct Report {
     pub(super) overflow: u32,
 }
 
-const _: () = assert!(
-    size_of::<RowSums>() == 24
-        && size_of::<HeadRow>() == 88
-        && size_of::<HeadScores>() == 80
-        && size_of::<RatioSums>() == 48
-);
+const _: () = assert!(size_of::<HeadRow>() == 88 && size_of::<HeadScores>() == 80 && size_of::<RatioSums>() == 48);
 const _: () = assert!(size_of::<Stage>() == 16 && size_of::<Report>() == 48 && size_of::<Constants>() == 36);
 
 macro_rules! plain {
@@ -149,4 +131,4 @@ macro_rules! plain {
     )*};
 }
 
-plain!(RowSums, HeadRow, HeadScores, RatioSums, Stage, Report, Constants);
+plain!(HeadRow, HeadScores, RatioSums, Stage, Report, Constants);

@@ -1,23 +1,12 @@
-//! Launches over rows of logits: the draw, and log-probabilities.
+//! Launches over rows: the draw from one of logits, and the sums of one of ratios.
 
 use super::layout::{Report, Stage};
-use super::{CudaResult, Kernel, Kernels, RowSums, blocks, long_enough};
+use super::{CudaResult, Kernel, Kernels, blocks, long_enough};
 use crate::{Chain, Draw, Error, SampleReport, mass};
 use cudarc::driver::{CudaSlice, CudaView, PushKernelArg};
 
 /// What [`Kernels::sample_report`] gives for a row; an error is that of the row's own logits.
 pub type Sampled = crate::Result<SampleReport>;
-
-/// Ids whose log-probabilities are asked for, row by row.
-#[derive(Debug, Clone, Copy)]
-pub struct RowIds<'a> {
-    /// `[rows + 1]`: row r has `ids[offsets[r]..offsets[r + 1]]`.
-    pub offsets: &'a [u32],
-    /// All of them.
-    pub ids: &'a [u32],
-    /// Normalise over the listed ids, not over the row.
-    pub over_listed: bool,
-}
 
 impl Kernels {
     /// [`crate::sample_report`] of every row of `logits [rows, V]`, one a draw.
@@ -26,8 +15,7 @@ impl Kernels {
     /// A row longer than can be summed, too few logits, what the driver refuses.
     pub fn sample_report(
         &self,
-        logits: &CudaView<'_, f32>,
-        vocabulary: usize,
+        (logits, vocabulary): (&CudaView<'_, f32>, usize),
         (chain, cap): (&Chain, usize),
         draws: &[Draw],
     ) -> CudaResult<Vec<Sampled>> {
@@ -63,41 +51,6 @@ impl Kernels {
             (self.stream.clone_dtoh(&reports)?, self.stream.clone_dtoh(&ids)?, self.stream.clone_dtoh(&log_q)?);
         let listed = ids.chunks_exact(cap).zip(log_q.chunks_exact(cap));
         Ok(reports.iter().zip(listed).map(|(report, listed)| report.read(vocabulary, listed)).collect())
-    }
-
-    /// Log-probabilities of the listed ids of every row of `logits [rows, V]`, and the sums of every row.
-    ///
-    /// # Errors
-    /// An id outside its row, too few logits, what the driver refuses.
-    pub fn row_log_probs(
-        &self,
-        logits: &CudaView<'_, f32>,
-        vocabulary: usize,
-        listed: RowIds<'_>,
-        inv_t: f64,
-    ) -> CudaResult<(Vec<f64>, Vec<RowSums>)> {
-        let rows = listed.offsets.len().saturating_sub(1);
-        if rows == 0 {
-            return Ok(Default::default());
-        }
-        if let Some(place) = listed.ids.iter().position(|id| *id as usize >= vocabulary) {
-            return Err(Error::OutsideRow { id: listed.ids[place], place, len: vocabulary }.into());
-        }
-        let last = listed.offsets.last().map_or(0, |end| *end as usize);
-        long_enough("row_log_probs", &[("logits", logits.len(), rows * vocabulary), ("ids", listed.ids.len(), last)])?;
-        let offsets = self.stream.clone_htod(listed.offsets)?;
-        let ids = self.stream.clone_htod(if listed.ids.is_empty() { &[0][..] } else { listed.ids })?;
-        let mut log_p = self.stream.alloc_zeros::<f64>(listed.ids.len().max(1))?;
-        let mut sums = self.stream.alloc_zeros::<RowSums>(rows)?;
-        let function = self.function(Kernel::RowLogProbs)?;
-        let (v, over) = (vocabulary as i32, i32::from(listed.over_listed));
-        let mut launch = self.stream.launch_builder(&function);
-        launch.arg(logits).arg(&v).arg(&offsets).arg(&ids).arg(&inv_t).arg(&over).arg(&mut log_p).arg(&mut sums);
-        // SAFETY: one block a row; lengths and ids are checked above, offsets ascend to at most the length of `ids`.
-        unsafe { self.launch(launch, blocks(rows)) }?;
-        let mut log_p = self.stream.clone_dtoh(&log_p)?;
-        log_p.truncate(listed.ids.len());
-        Ok((log_p, self.stream.clone_dtoh(&sums)?))
     }
 
     /// Sums of every piece of 4,096 log ratios; the caller adds them in order.

@@ -60,6 +60,11 @@ impl Row<'_> {
         (0..self.known).map(|i| std::mem::replace(&mut x[self.known_place(i)], f32::NEG_INFINITY)).collect()
     }
 
+    /// Whether those are less work one by one than the `vocab` entries of the row are in a product of matrices.
+    fn knows_few(&self, vocab: usize) -> bool {
+        self.over == Over::Vocabulary && (self.known + 1) * ENTRIES_OF_A_ROW <= vocab
+    }
+
     /// The known ids, and the drawn token where it is none of them.
     pub(super) fn few(&self) -> Cow<'_, [u32]> {
         let known = &self.ids[..self.known];
@@ -161,7 +166,8 @@ fn gradient(row: &Row<'_>, now: &LogProbs, logits: Logits<'_>, by: &Correction) 
     let of_x = exponent(row, now);
     let off = tail.map_or((0.0, 0.0), |(tail, s)| tail_sums((&*x, of_x), s, tail));
     let (sum, centring) = known_sums(now, by).fold(off, |(sum, centring), (c, log_p)| (sum + c, centring + c * log_p));
-    let beta = if tail.is_none() && is_centred(row, by, sum) { 0.0 } else { by.w - sum };
+    let few = tail.is_none() && row.knows_few(x.len()) && is_centred(row, by, sum);
+    let beta = if few { 0.0 } else { by.w - sum };
     match tail {
         Some((tail, s)) => tail_gradient((&mut *x, of_x), s, tail, (k, beta)),
         None if beta == 0.0 => x.fill(0.0),
@@ -172,7 +178,6 @@ fn gradient(row: &Row<'_>, now: &LogProbs, logits: Logits<'_>, by: &Correction) 
     }
     let c = row.known_index(row.drawn).map_or(drawn_by_tail, |i| by.c[i]);
     x[row.place(row.drawn)] = (k * (c + beta * now.drawn.exp() - by.w)) as f32;
-    let few = tail.is_none() && beta == 0.0 && (row.known + 1) * ENTRIES_OF_A_ROW <= x.len();
     let reach = if few { Reach::Few } else { Reach::Everywhere };
     Ok((-by.advantage * (by.w * now.drawn - centring), reach))
 }
