@@ -177,6 +177,27 @@ fn a_paused_sampler_draws_nothing_until_it_is_resumed() {
     assert_eq!(answers(&seal(plan, &[deltas, last].concat())), answers(&alone));
 }
 
+/// The call that drew it before is paused, and has not noticed.
+#[test]
+fn what_was_cancelled_is_asked_for_again_at_once() {
+    let folder = tempdir().unwrap();
+    let trainer = trainer(true, folder.path());
+    let sampler = sampler(&trainer, 6);
+    let plan = || pair::plan(0, 2, &params(CUT, 9));
+    let alone = sample(&sampler, plan());
+    block_on(sampler.pause()).unwrap();
+    let before = block_on(sampler.generate(requests(&plan()))).unwrap();
+    let ids: Vec<RolloutId> = plan().requests().iter().map(|request| request.id).collect();
+    block_on(sampler.cancel(&ids[..3])).unwrap();
+    let refused = block_on(sampler.generate(requests(&plan()))).err();
+    assert_eq!(refused, Some(PortError::Refused("rollout p0.r3 is being answered already".into())));
+    block_on(sampler.cancel(&ids)).unwrap();
+    let again = block_on(sampler.generate(requests(&plan()))).unwrap();
+    block_on(sampler.resume()).unwrap();
+    assert_eq!(collect(before), []);
+    assert_eq!(seal(plan(), &collect(again)), alone);
+}
+
 /// An answer that another engine began, and one that is complete already.
 #[test]
 fn answers_are_resumed_from_given_tokens() {

@@ -107,6 +107,8 @@ impl Sampler for CandleSampler {
 
     async fn generate(&self, requests: Vec<SampleRequest>) -> PortResult<DeltaStream> {
         requests.iter().try_for_each(|asked| self.shared.bench().check(asked))?;
+        // What was cancelled before is asked for again.
+        self.shared.cancelled().retain(|id| requests.iter().all(|asked| asked.request.id != *id));
         let (out, mut deltas) = mpsc::channel(WAITING);
         let shared = self.shared.clone();
         tokio::task::spawn_blocking(move || drive(&shared, requests, &out));

@@ -57,8 +57,8 @@ impl Sampler for SamplerPort {
     }
 
     async fn generate(&self, requests: Vec<SampleRequest>) -> PortResult<DeltaStream> {
-        self.shared.open(&requests)?;
-        let (run, deltas) = Run::new(requests);
+        let call = self.shared.open(&requests)?;
+        let (run, deltas) = Run::new(call, requests);
         let shared = self.shared.clone();
         // Its outcome travels with the deltas.
         drop(self.worker.call(move |bench| bench.run(run, &shared)));

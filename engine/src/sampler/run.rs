@@ -9,10 +9,10 @@ use lockstep_core::delta::Delta;
 use lockstep_core::ports::{PortError, PortResult, SampleRequest};
 use lockstep_core::token::RolloutId;
 use lockstep_core::version::Stamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -20,9 +20,18 @@ use std::task::{Context, Poll};
 #[derive(Debug)]
 pub(super) struct Shared {
     paused: AtomicBool,
-    /// Answers that are being drawn, or wait to be; true once cancelled.
-    answers: Mutex<BTreeMap<RolloutId, bool>>,
+    /// Answers that are being drawn, or wait to be.
+    answers: Mutex<BTreeMap<RolloutId, Opened>>,
+    /// Calls so far.
+    calls: AtomicU64,
     stamp: Mutex<Stamp>,
+}
+
+/// An answer that is being drawn: by which call, and whether it was cancelled.
+#[derive(Debug, Clone, Copy)]
+struct Opened {
+    call: u64,
+    cancelled: bool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -31,7 +40,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(stamp: Stamp) -> Self {
-        Self { paused: AtomicBool::new(false), answers: Mutex::default(), stamp: Mutex::new(stamp) }
+        let (paused, calls) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { paused, answers: Mutex::default(), calls, stamp: Mutex::new(stamp) }
     }
 
     pub(super) fn pause(&self, paused: bool) {
@@ -46,35 +56,41 @@ impl Shared {
         *locked(&self.stamp) = stamp;
     }
 
-    /// Notes all of them, or none where one is being answered already.
-    pub(super) fn open(&self, requests: &[SampleRequest]) -> PortResult<()> {
+    /// Notes all of them under a number for their call, or none where one is being answered already. One that was cancelled may
+    /// be asked for again before the call that drew it has noticed.
+    pub(super) fn open(&self, requests: &[SampleRequest]) -> PortResult<u64> {
         let mut answers = locked(&self.answers);
-        for (at, SampleRequest { request, .. }) in requests.iter().enumerate() {
-            if answers.insert(request.id, false).is_some() {
-                for opened in &requests[..at] {
-                    answers.remove(&opened.request.id);
-                }
-                return Err(PortError::Refused(format!("rollout {} is being answered already", request.id)));
-            }
+        let mut own = BTreeSet::new();
+        let running = |id: &RolloutId| answers.get(id).is_some_and(|opened| !opened.cancelled);
+        let mut ids = requests.iter().map(|asked| asked.request.id);
+        if let Some(id) = ids.find(|id| running(id) || !own.insert(*id)) {
+            return Err(PortError::Refused(format!("rollout {id} is being answered already")));
         }
-        Ok(())
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        answers.extend(own.into_iter().map(|id| (id, Opened { call, cancelled: false })));
+        Ok(call)
     }
 
     pub(super) fn cancel(&self, rollouts: &[RolloutId]) {
         let mut answers = locked(&self.answers);
         for rollout in rollouts {
-            if let Some(cancelled) = answers.get_mut(rollout) {
-                *cancelled = true;
+            if let Some(opened) = answers.get_mut(rollout) {
+                opened.cancelled = true;
             }
         }
     }
 
-    fn cancelled(&self, rollout: RolloutId) -> bool {
-        locked(&self.answers).get(&rollout).copied().unwrap_or(true)
+    /// True where another call has the answer now, too.
+    fn cancelled(&self, rollout: RolloutId, call: u64) -> bool {
+        let own = locked(&self.answers).get(&rollout).copied().filter(|opened| opened.call == call);
+        own.is_none_or(|opened| opened.cancelled)
     }
 
-    fn close(&self, rollout: RolloutId) {
-        locked(&self.answers).remove(&rollout);
+    fn close(&self, rollout: RolloutId, call: u64) {
+        let mut answers = locked(&self.answers);
+        if answers.get(&rollout).is_some_and(|opened| opened.call == call) {
+            answers.remove(&rollout);
+        }
     }
 }
 
@@ -84,14 +100,16 @@ type Message = Option<PortResult<Delta>>;
 /// Answers that are drawn together.
 #[derive(Debug)]
 pub(super) struct Run {
+    call: u64,
     answers: Vec<Answer>,
     out: UnboundedSender<Message>,
 }
 
 impl Run {
-    pub(super) fn new(requests: Vec<SampleRequest>) -> (Self, Deltas) {
+    /// `call` is the number that [`Shared::open`] gave.
+    pub(super) fn new(call: u64, requests: Vec<SampleRequest>) -> (Self, Deltas) {
         let (out, inbox) = unbounded();
-        (Self { answers: requests.into_iter().map(Answer::new).collect(), out }, Deltas { inbox, over: false })
+        (Self { call, answers: requests.into_iter().map(Answer::new).collect(), out }, Deltas { inbox, over: false })
     }
 
     /// False where nobody listens any more.
@@ -101,10 +119,11 @@ impl Run {
 
     /// Forgets the answers for which `over` holds.
     fn close(&mut self, shared: &Shared, over: impl Fn(&Answer) -> bool) {
+        let call = self.call;
         self.answers.retain(|answer| {
             let over = over(answer);
             if over {
-                shared.close(answer.id());
+                shared.close(answer.id(), call);
             }
             !over
         });
@@ -123,7 +142,8 @@ impl Run {
 impl Qwen3Sampler {
     /// Draws until every answer is complete or cancelled. Gives back what a pause left unfinished.
     pub(super) fn run(&self, mut run: Run, shared: &Shared) -> Option<Run> {
-        run.close(shared, |answer| shared.cancelled(answer.id()));
+        let call = run.call;
+        run.close(shared, |answer| shared.cancelled(answer.id(), call));
         if shared.paused.load(Ordering::SeqCst) && !run.answers.is_empty() {
             return Some(run);
         }
@@ -136,7 +156,7 @@ impl Qwen3Sampler {
             let rest = run.answers[at].pause(self);
             listening &= run.send(rest);
         }
-        run.close(shared, |answer| !listening || answer.ended() || shared.cancelled(answer.id()));
+        run.close(shared, |answer| !listening || answer.ended() || shared.cancelled(answer.id(), call));
         if run.answers.is_empty() {
             run.end(shared, None);
             return None;
@@ -155,7 +175,7 @@ impl Qwen3Sampler {
                 Err(error) => broken = broken.take().or(Some(error)),
             }
             let stop = broken.is_some() || !listening || shared.paused.load(Ordering::SeqCst);
-            if stop || shared.cancelled(run.answers[index].id()) {
+            if stop || shared.cancelled(run.answers[index].id(), run.call) {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())

@@ -65,7 +65,8 @@ pub trait Sampler: Send + Sync {
     /// Answers the requests; the deltas of different answers interleave, those of one answer are in order.
     async fn generate(&self, requests: Vec<SampleRequest>) -> PortResult<DeltaStream>;
 
-    /// Stops the answers; what has been drawn stays drawn.
+    /// Stops the answers; what has been drawn stays drawn, and they may be asked for again at once. Ids of no running answer are
+    /// passed over.
     async fn cancel(&self, rollouts: &[RolloutId]) -> PortResult<()>;
 }
 

@@ -36,10 +36,18 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Asks a sampler; the handle ends the call.
+    /// Asks a sampler; the handle ends the call. In a later stretch of its life it may still be drawing what it was asked in an
+    /// earlier one, for nobody: that is called off first.
     pub(super) fn begin(&mut self, life: Life, sampler: Arc<dyn Sampler>, requests: Vec<SampleRequest>) -> AbortHandle {
-        let ended = Said::Ended(requests.iter().map(|request| request.request.id).collect());
-        let deltas = stream::once(async move { sampler.generate(requests).await }).try_flatten();
+        let ids: Vec<RolloutId> = requests.iter().map(|request| request.request.id).collect();
+        let ended = Said::Ended(ids.clone());
+        let asked = async move {
+            if life.count > 0 {
+                sampler.cancel(&ids).await?;
+            }
+            sampler.generate(requests).await
+        };
+        let deltas = stream::once(asked).try_flatten();
         let said = deltas.map(move |said| match said {
             Ok(delta) => (life, Said::Delta(Box::new(delta))),
             Err(error) => (life, Said::Broke(error)),

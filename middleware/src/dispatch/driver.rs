@@ -90,7 +90,8 @@ impl Driver {
         (ledger, history, restored): (Ledger, History, WeightVersion),
     ) -> Result<Self, DispatchError> {
         let rules = settings.rules;
-        let seat = |station| Seat { station, life: 0, joined: false, spoke: false, calls: Vec::new() };
+        let life = u32::from(!history.is_empty());
+        let seat = |station| Seat { station, life, joined: false, spoke: false, calls: Vec::new() };
         let mut driver = Self {
             dispatch: Dispatch::new(rules, history.next_plan().max(settings.first)),
             seats: stations.into_iter().map(seat).collect(),

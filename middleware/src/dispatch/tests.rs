@@ -173,6 +173,54 @@ async fn a_silent_sampler_loses_its_lease_and_its_answers() {
     assert_eq!(silent.asked.lock().unwrap().len(), 2);
 }
 
+/// A sampler that says nothing to its first call, and goes on with it until it is cancelled.
+struct Held {
+    inner: Arc<Fake>,
+    running: Mutex<Vec<RolloutId>>,
+}
+
+#[async_trait]
+impl Sampler for Held {
+    fn capabilities(&self) -> SamplerCapabilities {
+        self.inner.capabilities()
+    }
+
+    async fn generate(&self, requests: Vec<SampleRequest>) -> PortResult<DeltaStream> {
+        let ids: Vec<RolloutId> = requests.iter().map(|asked| asked.request.id).collect();
+        if let Some(id) = ids.iter().find(|id| self.running.lock().unwrap().contains(id)) {
+            return Err(PortError::Refused(format!("rollout {id} is being answered already")));
+        }
+        if self.inner.asked.lock().unwrap().is_empty() {
+            self.inner.asked.lock().unwrap().extend(requests);
+            self.running.lock().unwrap().extend(ids);
+            return Ok(Box::pin(stream::pending()));
+        }
+        self.inner.generate(requests).await
+    }
+
+    async fn cancel(&self, rollouts: &[RolloutId]) -> PortResult<()> {
+        self.running.lock().unwrap().retain(|id| !rollouts.contains(id));
+        Ok(())
+    }
+}
+
+/// As after a pause of the whole machine: the lease is over, and the sampler is still at it.
+#[tokio::test]
+async fn a_sampler_that_lost_its_lease_is_called_off_before_it_is_asked_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = Settings { rules: rules(1), lease: Duration::ZERO, first: 0 };
+    let held = Arc::new(Held { inner: fake(&[]), running: Mutex::default() });
+    let station = Station { name: "held".into(), sampler: held.clone(), slots: 3 };
+    let judge: Judge = Arc::new(|_| Outcome::Reward(0.0));
+    let ledger = Ledger::open(directory.path()).unwrap().0;
+    let history = History::of(Vec::new()).unwrap();
+    let mut driver = Driver::start(settings, vec![station], judge, (ledger, history, version(0, 0))).unwrap();
+    driver.draw().unwrap();
+    driver.open(plan(0)).unwrap();
+    assert_eq!(lengths(&driver.next().await.unwrap()), [3, 5, 7, 9]);
+    assert!(held.running.lock().unwrap().is_empty());
+}
+
 #[tokio::test]
 async fn with_two_open_plans_the_next_one_is_filled_while_the_trainer_works() {
     let directory = tempfile::tempdir().unwrap();

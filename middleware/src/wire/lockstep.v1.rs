@@ -867,6 +867,7 @@ pub mod sampler_client {
                 .insert(GrpcMethod::new("lockstep.v1.Sampler", "Generate"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Stops these answers; they may be asked for again at once. Ids of no running answer are passed over.
         pub async fn cancel(
             &mut self,
             request: impl tonic::IntoRequest<super::RolloutIds>,
@@ -1004,6 +1005,7 @@ pub mod sampler_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::SampleRequests>>,
         ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
+        /// Stops these answers; they may be asked for again at once. Ids of no running answer are passed over.
         async fn cancel(
             &self,
             request: tonic::Request<super::RolloutIds>,
