@@ -11,6 +11,10 @@ mod engine;
 mod experiment;
 mod ledger;
 mod record;
+#[cfg(feature = "engine")]
+mod sample;
+#[cfg(feature = "engine")]
+mod score;
 mod serve;
 mod simulate;
 
@@ -45,6 +49,12 @@ enum Command {
     /// Trains the built-in Qwen3 pair through the whole path, with a stale sampler.
     #[cfg(feature = "engine")]
     Demo(demo::Arguments),
+    /// Draws answers with the built-in Qwen3 into a ledger, without a trainer.
+    #[cfg(feature = "engine")]
+    Sample(sample::Arguments),
+    /// Scores the answers of a ledger under a model's weights, and holds them against what they were drawn from.
+    #[cfg(feature = "engine")]
+    Score(score::Arguments),
     /// Says which correction a run calls for, and why.
     Advise(advise::Arguments),
     /// Checks whether a sampler/trainer pair trains on what was sampled.
@@ -99,6 +109,10 @@ async fn run(command: Command) -> Outcome {
     match command {
         #[cfg(feature = "engine")]
         Command::Demo(arguments) => demo::run(arguments).await,
+        #[cfg(feature = "engine")]
+        Command::Sample(arguments) => sample::run(arguments).await,
+        #[cfg(feature = "engine")]
+        Command::Score(arguments) => score::run(arguments).await,
         Command::Advise(arguments) => advise::run(arguments),
         Command::Conformance(arguments) => conformance::run(arguments).await,
         Command::Serve(arguments) => serve::run(arguments).await,
@@ -113,6 +127,16 @@ async fn run(command: Command) -> Outcome {
         Command::Sampler(arguments) => engine::sampler(arguments).await,
         #[cfg(feature = "engine")]
         Command::Trainer(arguments) => engine::trainer(arguments).await,
+    }
+}
+
+/// `work` to its end; `None` where Ctrl-C came before, which is heard from the beginning.
+#[cfg(feature = "engine")]
+async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        _ = tokio::signal::ctrl_c() => None,
+        done = work => Some(done),
     }
 }
 

@@ -115,7 +115,8 @@ impl Run {
         let lease = Duration::from_secs(self.config.batch.lease_seconds.into());
         let settings = Settings { rules: self.config.dispatch(), lease, first: 0 };
         let station = Station { name: "sampler".into(), sampler: self.sampler.clone(), slots: u32::MAX };
-        let driver = Driver::start(settings, vec![station], self.judge(), (ledger, history, first))?;
+        let driver =
+            Driver::start(settings, vec![station], judge(&self.config, self.task.clone()), (ledger, history, first))?;
         let resyncs = Resyncs::new(self.config.policy(), self.config.sync_every, self.config.stage == Stage::Dlc);
         let mut state = State { sampler: first, resyncs, driver };
         self.give_weights(first, &mut state).await?;
@@ -152,8 +153,8 @@ impl Run {
     async fn step(&self, number: u64, state: &mut State) -> Result<Stepped, RunError> {
         let mut timing = StepTiming { step: number, ..StepTiming::default() };
         let mut clock = Instant::now();
-        while let Some(plan) = state.driver.may_open().filter(|&plan| plan < self.config.steps) {
-            state.driver.open(self.plan(plan)?)?;
+        while let Some(next) = state.driver.may_open().filter(|&next| next < self.config.steps) {
+            state.driver.open(plan(&self.config, &*self.task, &self.stop, next)?)?;
         }
         let batch = state.driver.next().await?;
         timing.sample_seconds = lap(&mut clock);
@@ -181,29 +182,6 @@ impl Run {
         Ok((summarise(number, &batch, &report, outcome), timing, resynced.events))
     }
 
-    /// Membership of plan `number`: as many prompts as configured, in order, each with its group of answers.
-    fn plan(&self, number: u64) -> Result<BatchPlan, RunError> {
-        let prompts = u64::from(self.config.batch.prompts);
-        let limits = Limits { stop: self.stop.clone(), max_new_tokens: self.config.sampling.max_new_tokens };
-        let temperature = self.config.sampling.temperature;
-        let params = SamplingParams::new(temperature, self.config.truncation(), limits, self.config.seed)?;
-        let groups = (0..prompts).map(|at| PromptGroup {
-            prompt: self.task.prompt(number * prompts + at).ids.clone(),
-            answers: vec![params.clone(); self.config.batch.answers as usize],
-        });
-        Ok(BatchPlan::open(number, groups.collect())?)
-    }
-
-    /// Judges an answer of a sealed batch: its text, the stop token aside, against its prompt.
-    fn judge(&self) -> Judge {
-        let (task, prompts) = (self.task.clone(), u64::from(self.config.batch.prompts));
-        Arc::new(move |rollout| {
-            let RolloutId { plan, .. } = rollout.id();
-            let prompt: &Prompt = task.prompt(plan * prompts + u64::from(rollout.group()));
-            Outcome::Reward(task.reward(prompt, &spoken(rollout)))
-        })
-    }
-
     async fn give_weights(&self, version: WeightVersion, state: &mut State) -> Result<(), RunError> {
         let live: Vec<WeightVersion> = state.driver.live_versions().into_iter().collect();
         let given = state.driver.during(step::resync(&self.pair, version, &live)).await?;
@@ -212,6 +190,31 @@ impl Run {
         state.sampler = version;
         Ok(())
     }
+}
+
+/// Membership of plan `number`: as many prompts as configured, in order, each with its group of answers that end at `stop`.
+///
+/// # Errors
+/// Sampling parameters that are none, a plan that is none.
+pub(crate) fn plan(config: &Config, task: &dyn Task, stop: &[TokenId], number: u64) -> Result<BatchPlan, RunError> {
+    let prompts = u64::from(config.batch.prompts);
+    let limits = Limits { stop: stop.to_vec(), max_new_tokens: config.sampling.max_new_tokens };
+    let params = SamplingParams::new(config.sampling.temperature, config.truncation(), limits, config.seed)?;
+    let groups = (0..prompts).map(|at| PromptGroup {
+        prompt: task.prompt(number * prompts + at).ids.clone(),
+        answers: vec![params.clone(); config.batch.answers as usize],
+    });
+    Ok(BatchPlan::open(number, groups.collect())?)
+}
+
+/// Judges an answer of a sealed batch: its text, the stop token aside, against its prompt.
+pub(crate) fn judge(config: &Config, task: Arc<dyn Task>) -> Judge {
+    let prompts = u64::from(config.batch.prompts);
+    Arc::new(move |rollout| {
+        let RolloutId { plan, .. } = rollout.id();
+        let prompt: &Prompt = task.prompt(plan * prompts + u64::from(rollout.group()));
+        Outcome::Reward(task.reward(prompt, &spoken(rollout)))
+    })
 }
 
 /// The newest weights that drew tokens of a batch.

@@ -1,6 +1,6 @@
 //! `lockstep demo`: the main job, end to end.
 
-use super::{DONE, INTERRUPTED, Outcome, print};
+use super::{DONE, INTERRUPTED, Outcome, print, unless_interrupted};
 use crate::{
     built_in::BuiltInPair,
     config::{Config, ConfigError, Stage},
@@ -65,20 +65,16 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     let config = arguments.configuration()?;
     let device = arguments.on.device;
     device.open()?;
-    let input = tokio::select! {
-        input = Input::open(&config) => input?,
-        _ = tokio::signal::ctrl_c() => {
-            say("interrupted before the first step; nothing was written");
-            return Ok(INTERRUPTED);
-        }
+    let Some(input) = unless_interrupted(Input::open(&config)).await else {
+        say("interrupted before the first step; nothing was written");
+        return Ok(INTERRUPTED);
     };
+    let input = input?;
     let out = claim(arguments.out.as_deref(), &config)?;
     write_whole(&out.join("config.toml"), &config.to_toml())?;
     let done = Mutex::new(Progressed::default());
-    let ended = tokio::select! {
-        trained = train(&config, input, (&out, device), &done) => trained.map(|()| false),
-        _ = tokio::signal::ctrl_c() => Ok(true),
-    };
+    let trained = unless_interrupted(train(&config, input, (&out, device), &done)).await;
+    let ended = trained.map_or(Ok(true), |trained| trained.map(|()| false));
     let metrics = done.into_inner().unwrap_or_else(PoisonError::into_inner).metrics;
     if ended.is_err() && !metrics.is_empty() {
         // What ended the run is what must be told, also where its report cannot be written.
@@ -115,7 +111,7 @@ impl Arguments {
 }
 
 /// A directory that nobody has written to, or one whose run goes on: the one asked for, or the first free of `runs/demo-N`.
-fn claim(asked: Option<&Path>, config: &Config) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
+pub(super) fn claim(asked: Option<&Path>, config: &Config) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
     let Some(out) = asked else { return Ok(claim_next()?) };
     let failed = |source| WriteError::new(out, source);
     let other = |why: String| failed(std::io::Error::other(why)).into();

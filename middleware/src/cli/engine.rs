@@ -16,7 +16,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use tokio::{io::AsyncReadExt, net::TcpListener};
 
 /// The version of weights as they lie in a model directory, before the first step.
-const FIRST: WeightVersion = WeightVersion { epoch: 0, step: 0 };
+pub(super) const FIRST: WeightVersion = WeightVersion { epoch: 0, step: 0 };
 
 /// Where and how long to serve.
 #[derive(Debug, Args)]

@@ -1,6 +1,6 @@
 //! `lockstep experiment`: how close each correction stays to on-policy training.
 
-use super::{DONE, INTERRUPTED, Outcome, print};
+use super::{DONE, INTERRUPTED, Outcome, print, unless_interrupted};
 use crate::{
     experiment::{
         Part, Plan, Setting, lead, markdown,
@@ -82,10 +82,8 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     }
     small_model::cached().await?;
     plan.claim(&arguments.out)?;
-    let ended = tokio::select! {
-        ended = schedule::all(&plan, &places, arguments.processes.max(1)) => ended.map(|()| false),
-        _ = tokio::signal::ctrl_c() => Ok(true),
-    };
+    let ended = unless_interrupted(schedule::all(&plan, &places, arguments.processes.max(1))).await;
+    let ended = ended.map_or(Ok(true), |ended| ended.map(|()| false));
     report(&places, arguments.markdown)?;
     if ended? {
         say("interrupted; the same command goes on from here");

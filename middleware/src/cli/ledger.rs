@@ -113,7 +113,7 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
 }
 
 /// The ledger of a run, where the directory is a run's.
-fn find(directory: &Path) -> PathBuf {
+pub(super) fn find(directory: &Path) -> PathBuf {
     let inside = directory.join("ledger");
     if inside.is_dir() { inside } else { directory.to_owned() }
 }

@@ -5,10 +5,10 @@ use crate::{
     session::SessionRecord,
 };
 use lockstep_core::{
-    BatchPlan, Delta, RolloutId, SamplerProfile, WeightVersion,
+    BatchPlan, Delta, Rollout, RolloutId, SamplerProfile, WeightVersion,
     behavior::BehaviorError,
     dispatch::Recovered,
-    plan::PlanError,
+    plan::{Batch, PlanError},
     rollout::{FoldError, Request},
 };
 use std::{
@@ -187,6 +187,31 @@ impl History {
         let kept = self.consumed.iter().filter(move |(_, before, _)| before.step < restored);
         let kept: BTreeSet<u64> = kept.map(|(plan, _, _)| *plan).collect();
         self.requests.keys().copied().filter(move |plan| !kept.contains(plan))
+    }
+
+    /// The plans, in order.
+    pub fn plans(&self) -> BTreeSet<u64> {
+        let driven = self.dispatched.keys().map(|id| id.plan).filter(|plan| *plan < FIRST_LOOSE);
+        self.requests.keys().copied().chain(driven).collect()
+    }
+
+    /// The answers of a plan; `None` where one is missing or unfinished.
+    ///
+    /// # Errors
+    /// Answers that do not fold, requests that are no plan.
+    pub fn batch(&self, number: u64) -> Result<Option<Batch>, HistoryError> {
+        let whole = RolloutId { plan: number, index: 0 }..RolloutId { plan: number + 1, index: 0 };
+        let driven = || self.dispatched.range(whole).map(|(_, request)| request.clone()).collect();
+        let requests = self.requests.get(&number).cloned().unwrap_or_else(driven);
+        let mut plan = BatchPlan::restore(number, requests)?;
+        for request in plan.requests().to_vec() {
+            let deltas = self.deltas.get(&request.id).cloned().unwrap_or_default();
+            if deltas.last().is_none_or(|delta| delta.finish.is_none()) {
+                return Ok(None);
+            }
+            plan.arrive(Rollout::fold(request, deltas)?)?;
+        }
+        Ok(Some(plan.seal()?))
     }
 
     /// The plan again, nothing arrived.
