@@ -95,14 +95,14 @@ impl Gradients {
     }
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, PartialEq)]
 struct Moments {
     m: Floats,
     v: Floats,
 }
 
 /// AdamW with its moments. Weight decay applies to matrices, not to the vectors of the norms.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct Optimiser {
     /// Constants; may change between steps.
     pub rule: AdamW,
@@ -118,6 +118,17 @@ impl Optimiser {
         let zeros = |var: &Var| Moments { m: Floats::beside(var), v: Floats::beside(var) };
         let moments = weights.iter().map(|(name, var)| (name.to_owned(), zeros(var))).collect();
         Self { rule, max_norm, step: 0, moments }
+    }
+
+    /// The same in memory of its own: moments of a card are updated in place.
+    ///
+    /// # Errors
+    /// A card without room for it.
+    pub fn copy(&self) -> Result<Self> {
+        let copy =
+            |(name, Moments { m, v }): (&String, &Moments)| Ok((name.clone(), Moments { m: m.copy()?, v: v.copy()? }));
+        let moments = self.moments.iter().map(copy).collect::<Result<_>>()?;
+        Ok(Self { rule: self.rule, max_norm: self.max_norm, step: self.step, moments })
     }
 
     /// Steps taken.

@@ -112,7 +112,7 @@ impl Weights {
             let moved = var.as_detached_tensor().to_device(device)?.to_dtype(dtype(name, var))?;
             Ok((name.clone(), Var::from_tensor(&moved.copy()?)?))
         });
-        Ok(Self(copies.collect::<Result<_>>()?))
+        Self::there(copies.collect::<Result<_>>()?)
     }
 
     /// Number of floats in all tensors.
@@ -124,7 +124,14 @@ impl Weights {
     pub fn snapshot(&self) -> Result<Self> {
         let copies =
             self.0.iter().map(|(name, var)| Ok((name.clone(), Var::from_tensor(&var.as_detached_tensor().copy()?)?)));
-        Ok(Self(copies.collect::<Result<_>>()?))
+        Self::there(copies.collect::<Result<_>>()?)
+    }
+
+    /// Copies that are complete: another thread, which has a stream of its own on a card, may read them.
+    fn there(copies: BTreeMap<String, Var>) -> Result<Self> {
+        let copies = Self(copies);
+        copies.device().synchronize()?;
+        Ok(copies)
     }
 
     /// Overwrites these weights, in place, with the values of `other`: every model built on them sees the change.

@@ -4,7 +4,7 @@
 
 mod common;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use common::{device, floats, ids, largest, model, worst};
 use lockstep_engine::{Error, Pass, Qwen3, Weights};
 use std::collections::HashMap;
@@ -87,6 +87,7 @@ fn padding_behind_a_row_changes_nothing_before_it() {
     assert!(worst(&floats(&padded), &floats(&alone)) <= 5e-6);
 }
 
+/// On the CPU, wherever the model is.
 fn theirs(model: &Qwen3) -> candle_transformers::models::qwen3::ModelForCausalLM {
     let c = model.config();
     let config = candle_transformers::models::qwen3::Config {
@@ -107,8 +108,9 @@ fn theirs(model: &Qwen3) -> candle_transformers::models::qwen3::ModelForCausalLM
         use_sliding_window: false,
         hidden_act: candle_nn::Activation::Silu,
     };
-    let tensors: HashMap<_, _> = model.weights().iter().map(|(n, v)| (n.to_owned(), v.as_detached_tensor())).collect();
-    let vars = candle_nn::VarBuilder::from_tensors(tensors, candle_core::DType::F32, &device());
+    let on_cpu = |var: &candle_core::Var| var.as_detached_tensor().to_device(&Device::Cpu).unwrap();
+    let tensors: HashMap<_, _> = model.weights().iter().map(|(name, var)| (name.to_owned(), on_cpu(var))).collect();
+    let vars = candle_nn::VarBuilder::from_tensors(tensors, candle_core::DType::F32, &Device::Cpu);
     candle_transformers::models::qwen3::ModelForCausalLM::new(&config, vars).unwrap()
 }
 
@@ -117,7 +119,7 @@ fn another_implementation_agrees() {
     for tied in [true, false] {
         let model = model(tied, 4);
         let row = ids(30, 5, 40);
-        let batch = Tensor::from_slice(&row, (1, 30), &device()).unwrap();
+        let batch = Tensor::from_slice(&row, (1, 30), &Device::Cpu).unwrap();
         let want = floats(&theirs(&model).forward(&batch, 0).unwrap());
         let worst = worst(&last_logits(&model, &row), &want);
         assert!(worst <= 5e-5, "{worst:e} of {}", largest(&want));

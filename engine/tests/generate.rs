@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{ids, model};
+use common::{device, ids, model};
 use lockstep_engine::generate::{Drawing, Drawn, Filters, Finish, HEAD, Request, generate, greedy};
 use lockstep_engine::{Pass, Qwen3};
 use lockstep_kernels::rows::{Over, log_probs};
@@ -44,6 +44,8 @@ fn logits(model: &Qwen3, request: &Request, answer: &[u32]) -> Vec<Vec<f32>> {
 fn what_is_reported_is_the_distribution_of_the_full_forward() {
     let model = model(true, 11);
     let requests: Vec<Request> = (0..6).map(|n| request(n, if n % 2 == 0 { PLAIN } else { CUT })).collect();
+    // The rest of a head is a sum of f32 exponentials on a card.
+    let rest = if device().is_cpu() { 1e-12 } else { 1e-6 };
     let (answers, _) = run(&model, &requests, 7);
     for (request, answer) in requests.iter().zip(&answers) {
         let inverse = 1.0 / request.filters.temperature;
@@ -56,9 +58,9 @@ fn what_is_reported_is_the_distribution_of_the_full_forward() {
             assert!(log_q.iter().zip(&want).all(|(a, b)| (a - b).abs() < 5e-5), "{log_q:?} {want:?}");
             let mass: f64 = log_q.iter().map(|x| x.exp()).sum();
             match drawn.drawing {
-                Drawing::Kept { .. } => assert!(ids.len() <= 12 && (mass - 1.0).abs() < 1e-10),
+                Drawing::Kept { .. } => assert!(ids.len() <= 12 && (mass - 1.0).abs() < 1e-12),
                 Drawing::Head { log_rest, .. } => {
-                    assert!(ids.len() == 7 && (mass + log_rest.exp() - 1.0).abs() < 1e-10)
+                    assert!(ids.len() == 7 && (mass + log_rest.exp() - 1.0).abs() < rest)
                 }
             }
             let own = log_probs(&row, &[drawn.token], inverse, Over::Vocabulary).unwrap()[0];

@@ -66,8 +66,12 @@ fn lag_is_exactly_zero_at_equal_versions_and_not_after_an_update() {
         let scored = reward(sample(&sampler(&trainer, 6), plan(0, 5, &params(truncation, 9))));
         let log_s = log_s(&trainer, scored.batch());
         for tail in [TailModel::SamplerWeights, TailModel::Collapsed] {
-            let mut fresh =
-                Qwen3Trainer::new(copy(trainer.model()), trainer.optimiser().clone(), FIRST, settings(folder.path()));
+            let mut fresh = Qwen3Trainer::new(
+                copy(trainer.model()),
+                trainer.optimiser().copy().unwrap(),
+                FIRST,
+                settings(folder.path()),
+            );
             let report = fresh.step(&scored, &log_s, &dlc(tail)).unwrap();
             let lag = report.terms.lag;
             assert_eq!((lag.mean, lag.k3, lag.max_abs, lag.kl), (0.0, 0.0, 0.0, 0.0));
@@ -140,7 +144,7 @@ fn passes_and_chunks_do_not_change_the_gradient() {
     for truncation in EVERY {
         let small = trainer(true, folder.path());
         let whole = Settings::new(folder.path());
-        let whole = Qwen3Trainer::new(copy(small.model()), small.optimiser().clone(), FIRST, whole);
+        let whole = Qwen3Trainer::new(copy(small.model()), small.optimiser().copy().unwrap(), FIRST, whole);
         let scored = reward(sample(&sampler(&small, 6), plan(0, 5, &params(truncation, 9))));
         let gradient = |trainer: &Qwen3Trainer| {
             let log_s = log_s(trainer, scored.batch());
@@ -227,7 +231,8 @@ fn refusals_name_their_numbers_and_change_nothing() {
     let mut trainer = trainer(true, folder.path());
     let batch = sample(&sampler(&trainer, 6), plan(0, 2, &params(CUT, 6)));
     let log_s = log_s(&trainer, &batch);
-    let before = (bits(trainer.model().weights()), trainer.optimiser().clone(), trainer.version(), trainer.live());
+    let before =
+        (bits(trainer.model().weights()), trainer.optimiser().copy().unwrap(), trainer.version(), trainer.live());
     let options = dlc(TailModel::SamplerWeights);
     let mut messages = Vec::new();
     let other = WeightVersion { epoch: 3, step: 9 };
@@ -262,7 +267,8 @@ fn refusals_name_their_numbers_and_change_nothing() {
     assert_eq!(messages[..6], wanted);
     assert!(messages[6].starts_with("rollout p0.r0, segment 0, position "), "{}", messages[6]);
     assert!(messages[6].ends_with("their ratio is not finite"), "{}", messages[6]);
-    let after = (bits(trainer.model().weights()), trainer.optimiser().clone(), trainer.version(), trainer.live());
+    let after =
+        (bits(trainer.model().weights()), trainer.optimiser().copy().unwrap(), trainer.version(), trainer.live());
     assert_eq!(before, after);
 }
 
@@ -278,10 +284,10 @@ fn a_gradient_without_a_norm_changes_nothing() {
         book.post(rollout.id(), sign * 1e300).unwrap();
     }
     let huge = batch.with_rewards(&mut book).unwrap();
-    let before = (bits(trainer.model().weights()), trainer.optimiser().clone(), trainer.version());
+    let before = (bits(trainer.model().weights()), trainer.optimiser().copy().unwrap(), trainer.version());
     let refused = trainer.step(&huge, &log_s, &StepOptions { rule: Rule::Uncorrected, horizon: 24 }).unwrap_err();
     assert!(matches!(refused, TrainError::Gradient { .. }), "{refused}");
-    assert_eq!(before, (bits(trainer.model().weights()), trainer.optimiser().clone(), trainer.version()));
+    assert_eq!(before, (bits(trainer.model().weights()), trainer.optimiser().copy().unwrap(), trainer.version()));
 }
 
 #[test]

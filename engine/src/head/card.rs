@@ -1,11 +1,12 @@
 //! The head on a card: logits in f32 by cuBLAS or over listed ids, log-probs and gradients by the kernels, nothing of a
-//! vocabulary's length on the CPU. Positions run in groups of one kind and one older side; whole vocabularies in chunks.
+//! vocabulary's length on the CPU. Positions run in chunks of one kind.
 
 use super::rows::check_tail;
 use super::{Asked, HeadLoss, Side, Sides, Weighed};
 use crate::cuda::{kernels_of, new_floats, on_storage, refused, with_floats};
 use crate::optimiser::Floats;
 use crate::train_error::{TrainError, TrainResult};
+use crate::trainer::cut;
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, DType, Device, Result, Storage, Tensor, bail};
 use lockstep_core::score::RowLogProbs;
@@ -56,30 +57,38 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Logits of some positions under the weights now and under those that sampled them, one position behind the other.
+/// Logits of some positions of one kind, one position behind the other, and those of every older side in the same places.
 struct Flat<'a> {
     positions: &'a [usize],
     now: Tensor,
-    older: Option<Tensor>,
+    sides: Vec<OlderSide>,
     rows: Vec<HeadRow>,
     places: Vec<u32>,
+}
+
+/// Logits under one set of older weights, or none, and the rows that they are for.
+struct OlderSide {
+    logits: Option<Tensor>,
+    rows: Vec<usize>,
 }
 
 /// What the kernel found of a position: its sums, and its run of the known log-probs.
 type Found = (Vec<HeadScores>, Vec<f64>);
 
-/// Positions of one kind and one older side, in order; a token without alternative is in none.
-fn groups(rows: &[Row<'_>]) -> BTreeMap<(bool, Option<usize>), Vec<usize>> {
-    let mut groups = BTreeMap::<_, Vec<usize>>::new();
-    for (position, row) in rows.iter().enumerate().filter(|(_, row)| !row.is_only()) {
-        groups.entry((row.whole, row.older)).or_default().push(position);
-    }
-    groups
-}
-
-/// As many positions at a time as `logits_bytes` hold; all of them where their ids are listed.
-fn chunk(side: &Side, whole: bool) -> Result<usize> {
-    Ok(if whole { (side.logits_bytes / (4 * side.head.dim(0)?)).max(1) } else { usize::MAX })
+/// Positions over whole vocabularies, then those over listed ids, in order, in chunks of about `logits_bytes`; a token without
+/// alternative is in none. Older sides do not enter, so that a position lies in the same chunk whoever asks.
+fn chunks(side: &Side, rows: &[Row<'_>]) -> Result<Vec<Vec<usize>>> {
+    let (vocab, budget) = (side.head.dim(0)?, side.logits_bytes / size_of::<f32>());
+    let kind = |whole| -> Vec<usize> {
+        let of_kind = |(_, row): &(usize, &Row<'_>)| row.whole == whole && !row.is_only();
+        rows.iter().enumerate().filter(of_kind).map(|(position, _)| position).collect()
+    };
+    let len = |&position: &usize| if rows[position].whole { vocab } else { rows[position].ids.len() };
+    let cut = |positions: Vec<usize>| {
+        let ranges = cut(positions.iter().map(len), budget);
+        ranges.into_iter().map(|range| positions[range].to_vec()).collect::<Vec<_>>()
+    };
+    Ok([kind(true), kind(false)].into_iter().flat_map(cut).collect())
 }
 
 fn ids(values: &[u32], device: &Device) -> Result<Tensor> {
@@ -114,10 +123,17 @@ fn listed(side: &Side, rows: &[Row<'_>], positions: &[usize]) -> Result<Tensor> 
 
 impl<'a> Flat<'a> {
     fn new(sides: Sides<'_>, rows: &[Row<'_>], positions: &'a [usize]) -> Result<Self> {
-        let first = &rows[positions[0]];
-        let logits = if first.whole { whole } else { listed };
+        let logits = if rows[positions[0]].whole { whole } else { listed };
         let now = logits(sides.now, rows, positions)?;
-        let older = first.older.map(|at| logits(&sides.sampler[at], rows, positions)).transpose()?;
+        let mut by_side = BTreeMap::<Option<usize>, Vec<usize>>::new();
+        for (at, &position) in positions.iter().enumerate() {
+            by_side.entry(rows[position].older).or_default().push(at);
+        }
+        let older = |(side, of_side): (Option<usize>, _)| {
+            let logits = side.map(|side| logits(&sides.sampler[side], rows, positions)).transpose()?;
+            Ok(OlderSide { logits, rows: of_side })
+        };
+        let older = by_side.into_iter().map(older).collect::<Result<_>>()?;
         let (mut start, mut places, mut all) = (0u64, Vec::new(), Vec::new());
         for row in positions.iter().map(|&position| &rows[position]) {
             let known = places.len() as u32;
@@ -133,18 +149,39 @@ impl<'a> Flat<'a> {
             all.push(HeadRow { start, len, sampled, known, known_end, inv_t: row.inv_t, ..HeadRow::default() });
             start += u64::from(len);
         }
-        Ok(Self { positions, now, older, rows: all, places })
+        Ok(Self { positions, now, sides: older, rows: all, places })
+    }
+
+    fn rows_of(&self, side: &OlderSide) -> Vec<HeadRow> {
+        side.rows.iter().map(|&at| self.rows[at]).collect()
+    }
+
+    /// Runs `f` on the logits now and those of a side.
+    fn with_logits<R>(
+        &self,
+        side: &OlderSide,
+        f: impl FnOnce(&Kernels, (&CudaView<'_, f32>, Option<&CudaView<'_, f32>>)) -> Result<R>,
+    ) -> Result<R> {
+        with_floats(&self.now, |kernels, now| match &side.logits {
+            None => f(kernels, (&now, None)),
+            Some(older) => with_floats(older, |_, older| f(kernels, (&now, Some(&older)))),
+        })
     }
 
     /// Sums and known log-probs; the sums go into the rows.
     fn scores(&mut self, asked: &[Row<'_>]) -> TrainResult<Found> {
-        let (rows, places) = (&self.rows, &self.places);
-        let (scores, (log_p, _)) = with_floats(&self.now, |kernels, now| match &self.older {
-            None => kernels.head_scores((&now, None), rows, places).map_err(refused),
-            Some(older) => {
-                with_floats(older, |_, older| kernels.head_scores((&now, Some(&older)), rows, places).map_err(refused))
+        let (mut scores, mut log_p) = (vec![HeadScores::default(); self.rows.len()], vec![0.0; self.places.len()]);
+        for side in &self.sides {
+            let rows = self.rows_of(side);
+            let (found, (log_p_of_side, _)) = self.with_logits(side, |kernels, logits| {
+                kernels.head_scores(logits, &rows, &self.places).map_err(refused)
+            })?;
+            for ((row, found), &at) in rows.iter().zip(found).zip(&side.rows) {
+                let known = row.known as usize..row.known_end as usize;
+                scores[at] = found;
+                log_p[known.clone()].copy_from_slice(&log_p_of_side[known]);
             }
-        })?;
+        }
         for ((row, scores), &position) in self.rows.iter_mut().zip(&scores).zip(self.positions) {
             let len = row.len as usize;
             let source = match scores.status.max(scores.status_s) {
@@ -175,24 +212,39 @@ impl<'a> Flat<'a> {
         if let Some(tail) = &correction.tail {
             (row.scale, row.low, row.high) = (tail.scale, tail.clip.low(), tail.clip.high());
         }
-        let known = (row.known_end - row.known) as usize;
-        c.extend(correction.c.iter().copied().chain(std::iter::repeat(0.0)).take(known));
+        let (got, want) = (correction.c.len(), (row.known_end - row.known) as usize);
+        if got != want {
+            let source = Error::Size { name: "coefficients", got, want };
+            return Err(TrainError::Logits { place: asked.asked.place, source });
+        }
+        c.extend(&correction.c);
         Ok(())
     }
 
     /// The logits become their gradient; gives the losses.
     fn differentiate(&self, c: &[f64]) -> Result<Vec<f64>> {
-        match &self.older {
-            Some(older) => with_floats(older, |kernels, older| self.in_place(kernels, Some(&older), c)),
-            None => self.in_place(&kernels_of(&self.now)?, None, c),
+        let mut losses = vec![0.0; self.rows.len()];
+        for side in &self.sides {
+            let rows = self.rows_of(side);
+            let found = match &side.logits {
+                Some(older) => with_floats(older, |kernels, older| self.in_place(kernels, Some(&older), (&rows, c))),
+                None => self.in_place(&kernels_of(&self.now)?, None, (&rows, c)),
+            }?;
+            side.rows.iter().zip(found).for_each(|(&at, loss)| losses[at] = loss);
         }
+        Ok(losses)
     }
 
-    fn in_place(&self, kernels: &Kernels, sampler: Option<&CudaView<'_, f32>>, c: &[f64]) -> Result<Vec<f64>> {
+    fn in_place(
+        &self,
+        kernels: &Kernels,
+        sampler: Option<&CudaView<'_, f32>>,
+        (rows, c): (&[HeadRow], &[f64]),
+    ) -> Result<Vec<f64>> {
         let mut losses = Vec::new();
         on_storage(&self.now, |now| {
             let logits = HeadLogits { now: &mut now.as_view_mut(), sampler };
-            losses = kernels.head_backward(logits, &self.rows, (&self.places, c)).map_err(refused)?;
+            losses = kernels.head_backward(logits, rows, (&self.places, c)).map_err(refused)?;
             Ok(())
         })?;
         Ok(losses)
@@ -204,13 +256,11 @@ pub(super) fn scores(side: &Side, asked: &[Asked]) -> TrainResult<Vec<RowLogProb
     let rows = Row::all(asked, false);
     let mut all: Vec<RowLogProbs> = rows.iter().map(Row::certain).collect();
     let sides = Sides { now: side, sampler: &[] };
-    for ((whole, _), positions) in groups(&rows) {
-        for positions in positions.chunks(chunk(side, whole)?) {
-            let mut flat = Flat::new(sides, &rows, positions)?;
-            let found = flat.scores(&rows)?;
-            for (at, &position) in positions.iter().enumerate() {
-                all[position] = flat.reported(&rows, &found, at);
-            }
+    for positions in chunks(side, &rows)? {
+        let mut flat = Flat::new(sides, &rows, &positions)?;
+        let found = flat.scores(&rows)?;
+        for (at, &position) in positions.iter().enumerate() {
+            all[position] = flat.reported(&rows, &found, at);
         }
     }
     Ok(all)
@@ -228,23 +278,21 @@ pub(super) fn backward<X>(
     let (mut of_hidden, mut of_head) = (zeros(&sides.now.hidden)?, zeros(&sides.now.head)?);
     let mut seen: Vec<Option<X>> = rows.iter().map(|_| None).collect();
     let mut losses = vec![0.0; rows.len()];
-    for ((whole, _), positions) in groups(&rows) {
-        for positions in positions.chunks(chunk(sides.now, whole)?) {
-            let mut flat = Flat::new(sides, &rows, positions)?;
-            let found = flat.scores(&rows)?;
-            let mut c = Vec::with_capacity(flat.places.len());
-            for (at, &position) in positions.iter().enumerate() {
-                let log_theta = flat.reported(&rows, &found, at);
-                let weighed = objective(position, log_theta)?;
-                flat.weigh((at, &rows[position]), &weighed, &mut c)?;
-                seen[position] = Some(weighed.seen);
-            }
-            for (loss, &position) in flat.differentiate(&c)?.into_iter().zip(positions) {
-                losses[position] = loss;
-            }
-            let sums = (&mut of_hidden, &mut of_head);
-            if whole { add_whole(sides.now, &rows, &flat, sums)? } else { add_listed(sides.now, &rows, &flat, sums)? }
+    for positions in chunks(sides.now, &rows)? {
+        let mut flat = Flat::new(sides, &rows, &positions)?;
+        let found = flat.scores(&rows)?;
+        let mut c = Vec::with_capacity(flat.places.len());
+        for (at, &position) in positions.iter().enumerate() {
+            let log_theta = flat.reported(&rows, &found, at);
+            let weighed = objective(position, log_theta)?;
+            flat.weigh((at, &rows[position]), &weighed, &mut c)?;
+            seen[position] = Some(weighed.seen);
         }
+        for (loss, &position) in flat.differentiate(&c)?.into_iter().zip(&positions) {
+            losses[position] = loss;
+        }
+        let add = if rows[positions[0]].whole { add_whole } else { add_listed };
+        add(sides.now, &rows, &flat, (&mut of_hidden, &mut of_head))?;
     }
     for (position, row) in rows.iter().enumerate().filter(|(_, row)| row.is_only()) {
         seen[position] = Some(objective(position, row.certain())?.seen);

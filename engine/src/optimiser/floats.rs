@@ -52,6 +52,14 @@ impl Floats {
         })
     }
 
+    /// The same in memory of its own.
+    pub(super) fn copy(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Card(values) => Self::Card(values.copy()?),
+            host => host.clone(),
+        })
+    }
+
     pub(super) fn device(&self) -> Device {
         match self {
             Self::Host(_) => Device::Cpu,
@@ -113,7 +121,9 @@ impl Floats {
             Self::Card(values) => {
                 let (n, piece) = (values.elem_count(), 1024);
                 let even = values.narrow(0, 0, n / piece * piece)?.reshape(((), piece))?;
-                let rest: Vec<f32> = values.narrow(0, n / piece * piece, n % piece)?.to_vec1()?;
+                // A view would bring the whole of its memory to the CPU.
+                let rest = || values.narrow(0, n / piece * piece, n % piece)?.force_contiguous()?.to_vec1::<f32>();
+                let rest = if n.is_multiple_of(piece) { Vec::new() } else { rest()? };
                 let even: Vec<f32> = if n < piece { Vec::new() } else { even.sqr()?.sum(D::Minus1)?.to_vec1()? };
                 even.into_iter().map(f64::from).chain([square(&rest)]).collect()
             }

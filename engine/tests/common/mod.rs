@@ -28,12 +28,17 @@ fn device_name() -> String {
     std::env::var("LOCKSTEP_DEVICE").unwrap_or_else(|_| "cpu".into())
 }
 
-/// Where the tests compute.
-pub(crate) fn device() -> Device {
-    match &device_name()[..] {
+thread_local! {
+    /// Opened once a test: each opening of a card is another device.
+    static DEVICE: Device = match &device_name()[..] {
         "plain" => Device::Cpu,
         name => name.parse::<Compute>().unwrap().open().unwrap(),
-    }
+    };
+}
+
+/// Where the tests compute.
+pub(crate) fn device() -> Device {
+    DEVICE.with(Device::clone)
 }
 
 /// `true` where the operations are candle's own: an order of additions is theirs, and not that of the fused ones.

@@ -124,7 +124,7 @@ pub(crate) fn trainer(tied: bool, directory: &Path) -> Qwen3Trainer {
 
 /// A sampler with a copy of a model's weights, where the model is.
 pub(crate) fn drawing(model: &Qwen3, version: WeightVersion) -> Qwen3Sampler {
-    Qwen3Sampler::on(model, version, &device(), Numerics::Exact).unwrap()
+    Qwen3Sampler::on(model, version, &model.weights().device(), Numerics::Exact).unwrap()
 }
 
 pub(crate) fn sampler(trainer: &Qwen3Trainer, listed: usize) -> SamplerPort {
