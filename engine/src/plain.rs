@@ -98,3 +98,40 @@ pub(crate) fn attention(heads: Heads, padding: &Padding, mask: &Tensor, [q, k, v
     let p = softmax(&scores, D::Minus1)?.to_dtype(v.dtype())?.reshape((b, heads.key, group * l, t))?;
     padding.gather(&p.matmul(v)?.reshape((b, heads.query, l, heads.dim))?)
 }
+
+/// Rows of a sum that [`add_product`] makes at a time: what it holds beside the sum.
+#[cfg(any(test, feature = "cuda"))]
+const ROWS: usize = 1 << 14;
+
+/// `sum += G^T h` in place: `sum [V, H]`, `G [C, V]`, `h [C, H]`.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn add_product(sum: &Tensor, gradient: &Tensor, hidden: &Tensor) -> Result<()> {
+    let vocab = sum.dim(0)?;
+    for start in (0..vocab).step_by(ROWS) {
+        let n = ROWS.min(vocab - start);
+        let part = gradient.narrow(1, start, n)?.contiguous()?.t()?.matmul(hidden)?;
+        sum.slice_set(&(sum.narrow(0, start, n)? + part)?, 0, start)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+    use lockstep_kernels::philox::normal;
+
+    #[test]
+    fn a_product_is_added_in_place_over_more_rows_than_a_block_has() {
+        let noise = |rows: usize, columns: usize, seed| {
+            let values = (0..(rows * columns) as u64).map(|i| normal(seed, 0, i) as f32);
+            Tensor::from_iter(values, &Device::Cpu).unwrap().reshape((rows, columns)).unwrap()
+        };
+        let (vocab, width) = (ROWS + 77, 3);
+        let (flat, g, h) = (noise(vocab * width, 1, 1), noise(5, vocab, 2), noise(5, width, 3));
+        let want = (flat.reshape((vocab, width)).unwrap() + g.t().unwrap().matmul(&h).unwrap()).unwrap();
+        add_product(&flat.reshape((vocab, width)).unwrap(), &g, &h).unwrap();
+        let values = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert!(values(&flat).iter().zip(values(&want)).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+}

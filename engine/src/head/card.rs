@@ -5,6 +5,7 @@ use super::rows::check_tail;
 use super::{Asked, HeadLoss, Side, Sides, Weighed};
 use crate::cuda::{kernels_of, new_floats, on_storage, refused, with_floats};
 use crate::optimiser::Floats;
+use crate::plain::add_product;
 use crate::train_error::{TrainError, TrainResult};
 use crate::trainer::cut;
 use candle_core::backend::BackendStorage;
@@ -275,7 +276,7 @@ pub(super) fn backward<X>(
 ) -> TrainResult<HeadLoss<X>> {
     let rows = Row::all(asked, true);
     let zeros = |like: &Tensor| Tensor::zeros(like.shape(), DType::F32, like.device());
-    let (mut of_hidden, mut of_head) = (zeros(&sides.now.hidden)?, zeros(&sides.now.head)?);
+    let (mut of_hidden, of_head) = (zeros(&sides.now.hidden)?, sum_of_head.shared(sides.now.head.shape())?);
     let mut seen: Vec<Option<X>> = rows.iter().map(|_| None).collect();
     let mut losses = vec![0.0; rows.len()];
     for positions in chunks(sides.now, &rows)? {
@@ -292,12 +293,11 @@ pub(super) fn backward<X>(
             losses[position] = loss;
         }
         let add = if rows[positions[0]].whole { add_whole } else { add_listed };
-        add(sides.now, &rows, &flat, (&mut of_hidden, &mut of_head))?;
+        add(sides.now, &rows, &flat, (&mut of_hidden, &of_head))?;
     }
     for (position, row) in rows.iter().enumerate().filter(|(_, row)| row.is_only()) {
         seen[position] = Some(objective(position, row.certain())?.seen);
     }
-    sum_of_head.add(&of_head)?;
     let (seen, loss) = (seen.into_iter().flatten().collect(), losses.iter().sum());
     Ok(HeadLoss { loss, seen, reached: true, hidden: Some(of_hidden) })
 }
@@ -316,14 +316,13 @@ fn add_whole(
     side: &Side,
     rows: &[Row<'_>],
     flat: &Flat<'_>,
-    (of_hidden, of_head): (&mut Tensor, &mut Tensor),
+    (of_hidden, of_head): (&mut Tensor, &Tensor),
 ) -> Result<()> {
     let gradient = flat.now.reshape((flat.positions.len(), ()))?;
     let at: Vec<u32> = flat.positions.iter().map(|&position| rows[position].asked.row as u32).collect();
     let at = ids(&at, side.hidden.device())?;
     *of_hidden = of_hidden.index_add(&at, &gradient.matmul(&side.head)?, 0)?;
-    *of_head = (&*of_head + gradient.t()?.matmul(&side.hidden.index_select(&at, 0)?)?)?;
-    Ok(())
+    add_product(of_head, &gradient, &side.hidden.index_select(&at, 0)?)
 }
 
 /// `dh_r += sum_e g_e W_id`, `dW_id += sum_e g_e h_r`, in the order of the entries.
@@ -331,7 +330,7 @@ fn add_listed(
     side: &Side,
     rows: &[Row<'_>],
     flat: &Flat<'_>,
-    (of_hidden, of_head): (&mut Tensor, &mut Tensor),
+    (of_hidden, of_head): (&mut Tensor, &Tensor),
 ) -> Result<()> {
     let (at, id) = entries(rows, flat.positions);
     let runs = |of: &[u32]| {

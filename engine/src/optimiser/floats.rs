@@ -52,6 +52,16 @@ impl Floats {
         })
     }
 
+    /// The memory of a card's floats as a tensor of this shape, to be written in place.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn shared(&mut self, shape: &candle_core::Shape) -> Result<Tensor> {
+        self.take_memory()?;
+        match self {
+            Self::Card(values) => Ok(values.reshape(shape)?),
+            _ => Err(crate::Error::Device("floats of the CPU where those of a card are wanted".into())),
+        }
+    }
+
     /// The same in memory of its own.
     pub(super) fn copy(&self) -> Result<Self> {
         Ok(match self {
