@@ -90,17 +90,21 @@ impl Journal {
     }
 }
 
-/// Writes a whole file: beside its place first, then into it.
+/// Writes a whole file: beside its place first, then into it. A link stays one, and a pipe or a device is written into.
 ///
 /// # Errors
 /// A disk that is full or broken; nothing is left behind.
 pub fn write_whole(path: &Path, content: &str) -> Result<(), WriteError> {
-    let beside = path.with_extension("partial");
+    let place = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let beside = place.with_extension("partial");
     let write = || {
+        if std::fs::metadata(&place).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            return std::fs::write(&place, content);
+        }
         let mut file = File::create(&beside)?;
         file.write_all(content.as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(&beside, path)
+        std::fs::rename(&beside, &place)
     };
     write().map_err(|source| {
         let _ = std::fs::remove_file(&beside);

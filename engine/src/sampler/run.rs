@@ -142,8 +142,8 @@ impl Run {
 impl Qwen3Sampler {
     /// Draws until every answer is complete or cancelled. Gives back what a pause left unfinished.
     pub(super) fn run(&self, mut run: Run, shared: &Shared) -> Option<Run> {
-        let call = run.call;
-        run.close(shared, |answer| shared.cancelled(answer.id(), call));
+        let (call, deaf) = (run.call, run.out.is_closed());
+        run.close(shared, |answer| deaf || shared.cancelled(answer.id(), call));
         if shared.paused.load(Ordering::SeqCst) && !run.answers.is_empty() {
             return Some(run);
         }

@@ -42,7 +42,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N")]
     sync_every: Option<u64>,
     /// Seed of prompts and draws.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     seed: Option<u64>,
     /// Training steps.
     #[arg(long)]
@@ -111,7 +111,7 @@ impl Arguments {
 }
 
 /// A directory that nobody has written to, or one whose run goes on: the one asked for, or the first free of `runs/demo-N`.
-pub(super) fn claim(asked: Option<&Path>, config: &Config) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
+fn claim(asked: Option<&Path>, config: &Config) -> Result<PathBuf, Box<dyn Error + Send + Sync>> {
     let Some(out) = asked else { return Ok(claim_next()?) };
     let failed = |source| WriteError::new(out, source);
     let other = |why: String| failed(std::io::Error::other(why)).into();

@@ -1,7 +1,7 @@
 //! `lockstep sample`: answers of the built-in sampler, in a ledger, without a trainer.
 
 use super::{
-    DONE, INTERRUPTED, Outcome, demo,
+    DONE, INTERRUPTED, Outcome,
     engine::{FIRST, On},
     print, unless_interrupted,
 };
@@ -9,13 +9,13 @@ use crate::{
     config::{Config, ConfigError},
     dispatch::{Driver, History, Settings, Station},
     input::Input,
-    journal::write_whole,
+    journal::{WriteError, write_whole},
     ledger::Ledger,
     progress::{Progress, say},
     run::{judge, plan},
 };
 use clap::Args;
-use lockstep_core::{Rollout, ScoredBatch, dispatch::Rules};
+use lockstep_core::{Rollout, ScoredBatch, dispatch::Rules, version::Digest};
 use lockstep_engine::{Numerics, Qwen3, Qwen3Sampler, SamplerPort};
 use std::{
     error::Error,
@@ -42,9 +42,10 @@ pub(super) struct Arguments {
     #[arg(long, default_value = "exact")]
     numerics: Numerics,
     /// Seed of prompts and draws.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     seed: Option<u64>,
-    /// Where the ledger is written: new, empty, or what an interrupted call with the same configuration left, which goes on.
+    /// Where the ledger is written: new, empty, or what a call with the same configuration, weights and numerics left, which goes
+    /// on.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// A configuration file in TOML; unknown keys are refused.
@@ -76,9 +77,9 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
         let input = Input::open(&config).await?;
         let model = Qwen3::load(&input.model)?;
         let sampler = Qwen3Sampler::on(&model, FIRST, &device, arguments.numerics)?;
-        let out = demo::claim(Some(&arguments.out), &config)?;
-        write_whole(&out.join("config.toml"), &config.to_toml())?;
-        draw((&config, &input), Arc::new(SamplerPort::new(sampler)?), (&out, arguments.plans), &drawn).await
+        let digest = Digest(model.weights().digest()?);
+        claim(&arguments.out, &arguments.drawn_with(&config, digest))?;
+        draw((&config, &input), Arc::new(SamplerPort::new(sampler)?), (&arguments.out, arguments.plans), &drawn).await
     };
     let code = match unless_interrupted(work).await {
         Some(ended) => ended.map(|()| DONE)?,
@@ -111,11 +112,12 @@ async fn draw(
     let judge = judge(config, input.task.clone());
     let mut driver = Driver::start(settings, vec![station], judge, (ledger, history, FIRST))?;
     driver.draw()?;
-    while let Some(number) = driver.may_open().filter(|&number| number < plans.into()) {
-        driver.open(plan(config, &*input.task, &input.stop, number)?)?;
-    }
     let progress = Progress::new("sampling", plans.into());
-    for _ in 0..plans {
+    for at in 0..u64::from(plans) {
+        // The plans of an earlier call are open already.
+        if driver.may_open() == Some(at) {
+            driver.open(plan(config, &*input.task, &input.stop, at)?)?;
+        }
         let batch = driver.next().await?;
         let mut drawn = drawn.lock().unwrap_or_else(PoisonError::into_inner);
         drawn.add(&batch);
@@ -155,7 +157,33 @@ impl std::fmt::Display for Drawn {
     }
 }
 
+/// Takes a directory that nobody has written to, or one whose answers were drawn with the same.
+fn claim(out: &Path, drawn_with: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let failed = |source| WriteError::new(out, source);
+    let other = |why: String| failed(std::io::Error::other(why)).into();
+    std::fs::create_dir_all(out).map_err(failed)?;
+    let written = out.join("sample.toml");
+    if let Ok(before) = std::fs::read_to_string(&written) {
+        let differs = before.lines().zip(drawn_with.lines()).find(|(before, now)| before != now);
+        return match differs {
+            Some((before, now)) => Err(other(format!("its answers were drawn with {before}, not with {now}"))),
+            None if before == drawn_with => Ok(()),
+            None => Err(other("its answers were drawn with another configuration".into())),
+        };
+    }
+    if std::fs::read_dir(out).map_err(failed)?.next().is_some() {
+        return Err(other("the directory is not empty".into()));
+    }
+    Ok(write_whole(&written, drawn_with)?)
+}
+
 impl Arguments {
+    /// What the answers depend on, in TOML.
+    fn drawn_with(&self, config: &Config, weights: Digest) -> String {
+        let (numerics, device) = (self.numerics, self.on.device);
+        format!("weights = \"{weights}\"\nnumerics = \"{numerics}\"\ndevice = \"{device}\"\n\n{}", config.to_toml())
+    }
+
     /// The configuration file, then `--set`, then the options of their own.
     fn configuration(&self) -> Result<Config, ConfigError> {
         let path = |path: &PathBuf| toml::Value::from(path.display().to_string()).to_string();

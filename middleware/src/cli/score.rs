@@ -16,7 +16,11 @@ use lockstep_core::{
 };
 use lockstep_engine::{AdamW, Optimiser, Qwen3, Qwen3Trainer, trainer::Settings};
 use serde_json::json;
-use std::{collections::BTreeMap, error::Error, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `lockstep score`.
 #[derive(Debug, Args)]
@@ -41,6 +45,9 @@ struct Scored {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Outcome {
+    if let Some(out) = &arguments.out {
+        can_be_written(out)?;
+    }
     let device = arguments.on.device.open()?;
     let history = History::of(ledger::read(&find(&arguments.ledger))?)?;
     let model = Qwen3::load(&arguments.model)?.to_device(&device)?;
@@ -77,7 +84,20 @@ fn score(history: &History, trainer: &Qwen3Trainer) -> Result<Scored, Box<dyn Er
         progress.at(done, &format!("plan {plan}"));
     }
     progress.finish();
-    Ok(scored)
+    match scored.by_version.is_empty() {
+        true => Err(format!("none of the {} plans has all of its answers", history.plans().len()).into()),
+        false => Ok(scored),
+    }
+}
+
+/// Hours of scoring are not to end at a path that was never one.
+fn can_be_written(out: &Path) -> Result<(), String> {
+    let parent = out.parent().filter(|parent| *parent != Path::new(""));
+    match parent.filter(|parent| !parent.is_dir()) {
+        Some(parent) => Err(format!("cannot write {}: {} is no directory", out.display(), parent.display())),
+        None if out.is_dir() => Err(format!("cannot write {}: it is a directory", out.display())),
+        None => Ok(()),
+    }
 }
 
 impl Scored {

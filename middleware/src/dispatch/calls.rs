@@ -37,13 +37,15 @@ pub(super) struct Calls {
 
 impl Calls {
     /// Asks a sampler; the handle ends the call. In a later stretch of its life it may still be drawing what it was asked in an
-    /// earlier one, for nobody: that is called off first.
+    /// earlier one, for nobody: that is called off first, where it can be.
     pub(super) fn begin(&mut self, life: Life, sampler: Arc<dyn Sampler>, requests: Vec<SampleRequest>) -> AbortHandle {
         let ids: Vec<RolloutId> = requests.iter().map(|request| request.request.id).collect();
         let ended = Said::Ended(ids.clone());
         let asked = async move {
-            if life.count > 0 {
-                sampler.cancel(&ids).await?;
+            match if life.count > 0 { sampler.cancel(&ids).await } else { Ok(()) } {
+                Err(gone @ PortError::Unavailable(_)) => return Err(gone),
+                Err(error) => tracing::warn!(%error, "the sampler does not cancel"),
+                Ok(()) => {}
             }
             sampler.generate(requests).await
         };

@@ -202,7 +202,11 @@ impl History {
     pub fn batch(&self, number: u64) -> Result<Option<Batch>, HistoryError> {
         let whole = RolloutId { plan: number, index: 0 }..RolloutId { plan: number + 1, index: 0 };
         let driven = || self.dispatched.range(whole).map(|(_, request)| request.clone()).collect();
-        let requests = self.requests.get(&number).cloned().unwrap_or_else(driven);
+        let requests: Vec<Request> = self.requests.get(&number).cloned().unwrap_or_else(driven);
+        let reserved = self.reserved.get(&number).map(|(groups, answers)| (groups * answers) as usize);
+        if reserved.is_some_and(|reserved| reserved != requests.len()) {
+            return Ok(None);
+        }
         let mut plan = BatchPlan::restore(number, requests)?;
         for request in plan.requests().to_vec() {
             let deltas = self.deltas.get(&request.id).cloned().unwrap_or_default();
