@@ -96,7 +96,7 @@ impl Floats {
     }
 
     /// Adds a gradient of as many entries.
-    pub(crate) fn add(&mut self, gradient: &Tensor) -> Result<()> {
+    pub(super) fn add(&mut self, gradient: &Tensor) -> Result<()> {
         match self {
             Self::Host(sum) => {
                 let gradient = gradient.contiguous()?;
