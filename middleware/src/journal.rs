@@ -90,15 +90,22 @@ impl Journal {
     }
 }
 
+/// The place of a file behind any link, and whether the file can appear there whole: a pipe or a device is written into.
+pub(crate) fn target(path: &Path) -> (PathBuf, bool) {
+    let place = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let other = std::fs::metadata(&place).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    (place, !other)
+}
+
 /// Writes a whole file: beside its place first, then into it. A link stays one, and a pipe or a device is written into.
 ///
 /// # Errors
 /// A disk that is full or broken; nothing is left behind.
 pub fn write_whole(path: &Path, content: &str) -> Result<(), WriteError> {
-    let place = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let (place, whole) = target(path);
     let beside = place.with_extension("partial");
     let write = || {
-        if std::fs::metadata(&place).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        if !whole {
             return std::fs::write(&place, content);
         }
         let mut file = File::create(&beside)?;
@@ -110,4 +117,22 @@ pub fn write_whole(path: &Path, content: &str) -> Result<(), WriteError> {
         let _ = std::fs::remove_file(&beside);
         WriteError::new(path, source)
     })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_stays_one_and_a_whole_file_replaces_what_it_points_at() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| directory.path().join(name));
+        std::fs::write(&file, "before").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write_whole(&link, "after").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "after");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing half-written is left");
+        assert_eq!(target(Path::new("/dev/null")), (PathBuf::from("/dev/null"), false));
+    }
 }

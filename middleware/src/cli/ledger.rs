@@ -5,6 +5,7 @@ mod show;
 
 use super::{DONE, Outcome, print};
 use crate::{
+    journal::target,
     ledger::{Catalogue, PlanState, PlanSummary, Record, Records, export, verify},
     progress::say,
 };
@@ -220,12 +221,13 @@ fn check(directory: &Path) -> Outcome {
     Ok(if faults == 0 { DONE } else { WRONG })
 }
 
-/// The file appears when it is whole.
+/// The file appears when it is whole. A link stays one, and a pipe or a device is written into.
 fn write(directory: &Path, format: Format, out: &Path) -> Outcome {
     let catalogue = Catalogue::open(directory)?;
     let failed = |source: std::io::Error| format!("cannot write {}: {source}", out.display());
-    let mut new = out.as_os_str().to_owned();
-    new.push(".new");
+    let (place, whole) = target(out);
+    let mut new = place.clone().into_os_string();
+    new.push(if whole { ".new" } else { "" });
     let new = PathBuf::from(new);
     let mut file = BufWriter::new(File::create(&new).map_err(failed)?);
     let rows = match format {
@@ -233,7 +235,9 @@ fn write(directory: &Path, format: Format, out: &Path) -> Outcome {
         Format::Parquet => export::parquet(&catalogue, &mut file)?,
     };
     file.flush().map_err(failed)?;
-    std::fs::rename(&new, out).map_err(failed)?;
+    if whole {
+        std::fs::rename(&new, &place).map_err(failed)?;
+    }
     say(&format!("{rows} rollouts in {}", out.display()));
     Ok(DONE)
 }
