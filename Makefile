@@ -63,7 +63,7 @@ bench-gateway-memory:
 	python3 tests/gateway/bench.py target/dist/lockstep memory
 
 ## Logits and gradients against torch and transformers (about 3 GB of Python packages).
-parity:
+parity: $(PARITY_VENV)/bin/python
 	PARITY_VENV=$(PARITY_VENV) sh tests/parity/run.sh
 
 ## Generates the wire code from middleware/proto, without protoc.

@@ -1,6 +1,8 @@
 //! The command line. Exit codes: 0 done, 1 something was found wrong, 2 could not run, 3 wrong usage, 130 interrupted.
 
 mod advise;
+#[cfg(feature = "engine")]
+mod asked;
 mod audit;
 mod conformance;
 #[cfg(feature = "engine")]

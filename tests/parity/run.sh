@@ -1,13 +1,9 @@
 #!/bin/sh
-# Compare the engine with torch on models nobody has seen: fresh weights, fresh ids. Needs python3 and a network once.
+# Compare the engine with torch on models nobody has seen: fresh weights, fresh ids. `make parity` makes its environment.
 # PARITY_VENV names the environment (default target/parity-venv), PARITY_SEED the seed (default: the time).
 set -eu
 cd "$(dirname "$0")/../.."
 venv=${PARITY_VENV:-target/parity-venv}
-if [ ! -x "$venv/bin/python" ]; then
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install -q -r tests/parity/requirements.txt
-fi
 seed=${PARITY_SEED:-$(date +%s)}
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

@@ -1,6 +1,10 @@
 //! `lockstep demo`: the main job, end to end.
 
-use super::{DONE, INTERRUPTED, Outcome, print, unless_interrupted};
+use super::{
+    DONE, INTERRUPTED, Outcome,
+    asked::{Asked, is_empty},
+    print, unless_interrupted,
+};
 use crate::{
     built_in::BuiltInPair,
     config::{Config, ConfigError, Stage},
@@ -29,21 +33,14 @@ use std::{
 /// until the effective sample size of the lag ratio falls below one half.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// A Hugging Face directory of a Qwen3, in place of the small one; needs --prompts.
-    #[arg(long, requires = "prompts")]
-    model: Option<PathBuf>,
-    /// A JSONL file of {"prompt": "..", "answer": ".."}; needs --model.
-    #[arg(long, requires = "model")]
-    prompts: Option<PathBuf>,
+    #[command(flatten)]
+    asked: Asked,
     /// How far Lockstep goes.
     #[arg(long)]
     stage: Option<Stage>,
     /// Gives the sampler new weights after every N steps; 0 leaves it to the trigger.
     #[arg(long, value_name = "N")]
     sync_every: Option<u64>,
-    /// Seed of prompts and draws.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
-    seed: Option<u64>,
     /// Training steps.
     #[arg(long)]
     steps: Option<u64>,
@@ -51,12 +48,6 @@ pub(super) struct Arguments {
     /// default the first free runs/demo-N.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// A configuration file in TOML; unknown keys are refused.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Sets a key of the configuration, as in `sampling.top_p=0.9`.
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
     #[command(flatten)]
     on: super::engine::On,
 }
@@ -92,21 +83,12 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
 }
 
 impl Arguments {
-    /// The configuration file, then `--set`, then the options of their own.
     fn configuration(&self) -> Result<Config, ConfigError> {
-        let mut settings = self.set.clone();
-        let mut option =
-            |key: &str, value: Option<String>| settings.extend(value.map(|value| format!("{key}={value}")));
-        let path = |path: &Option<PathBuf>| {
-            path.as_ref().map(|path| toml::Value::from(path.display().to_string()).to_string())
-        };
-        option("stage", self.stage.map(|stage| stage.to_string()));
-        option("sync_every", self.sync_every.map(|n| n.to_string()));
-        option("seed", self.seed.map(|seed| seed.to_string()));
-        option("steps", self.steps.map(|steps| steps.to_string()));
-        option("input.model", path(&self.model));
-        option("input.prompts", path(&self.prompts));
-        Config::resolve(self.config.as_deref(), &settings)
+        self.asked.configuration(&[
+            ("stage", self.stage.map(|stage| stage.to_string())),
+            ("sync_every", self.sync_every.map(|n| n.to_string())),
+            ("steps", self.steps.map(|steps| steps.to_string())),
+        ])
     }
 }
 
@@ -115,12 +97,10 @@ fn claim(asked: Option<&Path>, config: &Config) -> Result<PathBuf, Box<dyn Error
     let Some(out) = asked else { return Ok(claim_next()?) };
     let failed = |source| WriteError::new(out, source);
     let other = |why: String| failed(std::io::Error::other(why)).into();
-    std::fs::create_dir_all(out).map_err(failed)?;
-    let occupied = std::fs::read_dir(out).map_err(failed)?.next().is_some();
-    let written = out.join("config.toml");
-    if !occupied {
+    if is_empty(out)? {
         return Ok(out.to_owned());
     }
+    let written = out.join("config.toml");
     if !written.is_file() {
         return Err(other("the directory is not empty".into()));
     }

@@ -2,11 +2,12 @@
 
 use super::{
     DONE, INTERRUPTED, Outcome,
+    asked::{Asked, is_empty},
     engine::{FIRST, On},
     print, unless_interrupted,
 };
 use crate::{
-    config::{Config, ConfigError},
+    config::Config,
     dispatch::{Driver, History, Settings, Station},
     input::Input,
     journal::{WriteError, write_whole},
@@ -29,31 +30,18 @@ use std::{
 /// Without --model and --prompts: the small Qwen3 that sorts letters. Plan k asks for the prompts of the demo's plan k.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// A Hugging Face directory of a Qwen3, in place of the small one; needs --prompts.
-    #[arg(long, requires = "prompts")]
-    model: Option<PathBuf>,
-    /// A JSONL file of {"prompt": "..", "answer": ".."}; needs --model.
-    #[arg(long, requires = "model")]
-    prompts: Option<PathBuf>,
+    #[command(flatten)]
+    asked: Asked,
     /// Plans, each of `batch.prompts` prompts with `batch.answers` answers.
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     plans: u32,
     /// How coarsely to compute: exact, bf16-head, int8, int4, int3, q8_0, or noise(sigma,seed).
     #[arg(long, default_value = "exact")]
     numerics: Numerics,
-    /// Seed of prompts and draws.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
-    seed: Option<u64>,
     /// Where the ledger is written: new, empty, or what a call with the same configuration, weights and numerics left, which goes
     /// on.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// A configuration file in TOML; unknown keys are refused.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Sets a key of the configuration, as in `sampling.top_p=0.9`.
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
     #[command(flatten)]
     on: On,
 }
@@ -70,7 +58,7 @@ struct Drawn {
 }
 
 pub(super) async fn run(arguments: Arguments) -> Outcome {
-    let config = arguments.configuration()?;
+    let config = arguments.asked.configuration(&[])?;
     let device = arguments.on.device.open()?;
     let drawn = Mutex::new(Drawn::default());
     let work = async {
@@ -159,9 +147,8 @@ impl std::fmt::Display for Drawn {
 
 /// Takes a directory that nobody has written to, or one whose answers were drawn with the same.
 fn claim(out: &Path, drawn_with: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let failed = |source| WriteError::new(out, source);
-    let other = |why: String| failed(std::io::Error::other(why)).into();
-    std::fs::create_dir_all(out).map_err(failed)?;
+    let other = |why: String| WriteError::new(out, std::io::Error::other(why)).into();
+    let empty = is_empty(out)?;
     let written = out.join("sample.toml");
     if let Ok(before) = std::fs::read_to_string(&written) {
         let differs = before.lines().zip(drawn_with.lines()).find(|(before, now)| before != now);
@@ -171,7 +158,7 @@ fn claim(out: &Path, drawn_with: &str) -> Result<(), Box<dyn Error + Send + Sync
             None => Err(other("its answers were drawn with another configuration".into())),
         };
     }
-    if std::fs::read_dir(out).map_err(failed)?.next().is_some() {
+    if !empty {
         return Err(other("the directory is not empty".into()));
     }
     Ok(write_whole(&written, drawn_with)?)
@@ -182,17 +169,5 @@ impl Arguments {
     fn drawn_with(&self, config: &Config, weights: Digest) -> String {
         let (numerics, device) = (self.numerics, self.on.device);
         format!("weights = \"{weights}\"\nnumerics = \"{numerics}\"\ndevice = \"{device}\"\n\n{}", config.to_toml())
-    }
-
-    /// The configuration file, then `--set`, then the options of their own.
-    fn configuration(&self) -> Result<Config, ConfigError> {
-        let path = |path: &PathBuf| toml::Value::from(path.display().to_string()).to_string();
-        let own = [
-            ("seed", self.seed.map(|seed| seed.to_string())),
-            ("input.model", self.model.as_ref().map(path)),
-            ("input.prompts", self.prompts.as_ref().map(path)),
-        ];
-        let own = own.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
-        Config::resolve(self.config.as_deref(), &self.set.iter().cloned().chain(own).collect::<Vec<_>>())
     }
 }

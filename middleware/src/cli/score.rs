@@ -38,10 +38,11 @@ pub(super) struct Arguments {
 }
 
 /// What was seen so far, by the version that drew a token.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Scored {
     by_version: BTreeMap<Option<WeightVersion>, Statistics>,
-    rows: String,
+    /// Of the file that is asked for.
+    rows: Option<String>,
 }
 
 pub(super) async fn run(arguments: Arguments) -> Outcome {
@@ -55,27 +56,29 @@ pub(super) async fn run(arguments: Arguments) -> Outcome {
     let optimiser = Optimiser::new(model.weights(), rule, f64::INFINITY);
     let settings = Settings { device, ..Settings::new(&arguments.model) };
     let trainer = Qwen3Trainer::new(model, optimiser, FIRST, settings);
-    let work = tokio::task::spawn_blocking(move || score(&history, &trainer));
+    let with_rows = arguments.out.is_some();
+    let work = tokio::task::spawn_blocking(move || score(&history, &trainer, with_rows));
     let Some(scored) = unless_interrupted(work).await else {
         say("interrupted; nothing was written");
         return Ok(INTERRUPTED);
     };
     let scored = scored??;
     scored.table().iter().for_each(|row| print(row));
-    if let Some(out) = &arguments.out {
-        write_whole(out, &scored.rows)?;
+    if let Some((out, rows)) = arguments.out.zip(scored.rows) {
+        write_whole(&out, &rows)?;
     }
     Ok(DONE)
 }
 
 /// Scores plan by plan; one whose answers are not all there is named and left out.
-fn score(history: &History, trainer: &Qwen3Trainer) -> Result<Scored, Box<dyn Error + Send + Sync>> {
+fn score(history: &History, trainer: &Qwen3Trainer, with_rows: bool) -> Result<Scored, Box<dyn Error + Send + Sync>> {
     let plans = history.plans();
     if plans.is_empty() {
         return Err("the ledger holds no plan".into());
     }
-    let progress = Progress::new("scoring", plans.len() as u64);
-    let mut scored = Scored::default();
+    let count = plans.len();
+    let progress = Progress::new("scoring", count as u64);
+    let mut scored = Scored { by_version: BTreeMap::new(), rows: with_rows.then(String::new) };
     for (done, plan) in (1..).zip(plans) {
         match history.batch(plan)? {
             Some(batch) => scored.add(&batch, &trainer.score(&batch, FIRST)?.rollouts)?,
@@ -85,7 +88,7 @@ fn score(history: &History, trainer: &Qwen3Trainer) -> Result<Scored, Box<dyn Er
     }
     progress.finish();
     match scored.by_version.is_empty() {
-        true => Err(format!("none of the {} plans has all of its answers", history.plans().len()).into()),
+        true => Err(format!("none of the {count} plans has all of its answers").into()),
         false => Ok(scored),
     }
 }
@@ -125,10 +128,11 @@ impl Scored {
                 log_q.push(support.sampled().log_q);
             }
         }
+        let Some(rows) = &mut self.rows else { return Ok(()) };
         let tokens: Vec<u32> = rollout.sampled().map(|id| id.0).collect();
         let log_p: Vec<f32> = log_p.iter().flat_map(|segment| segment.log_p_sampled.iter().copied()).collect();
         let row = json!({"rollout": rollout.id().to_string(), "tokens": tokens, "log_q": log_q, "log_p": log_p});
-        self.rows.push_str(&format!("{row}\n"));
+        rows.push_str(&format!("{row}\n"));
         Ok(())
     }
 

@@ -42,10 +42,13 @@ impl Calls {
         let ids: Vec<RolloutId> = requests.iter().map(|request| request.request.id).collect();
         let ended = Said::Ended(ids.clone());
         let asked = async move {
-            match if life.count > 0 { sampler.cancel(&ids).await } else { Ok(()) } {
-                Err(gone @ PortError::Unavailable(_)) => return Err(gone),
-                Err(error) => tracing::warn!(%error, "the sampler does not cancel"),
-                Ok(()) => {}
+            if life.count > 0
+                && let Err(error) = sampler.cancel(&ids).await
+            {
+                if matches!(error, PortError::Unavailable(_)) {
+                    return Err(error);
+                }
+                tracing::warn!(%error, "the sampler does not cancel");
             }
             sampler.generate(requests).await
         };
